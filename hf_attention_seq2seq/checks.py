@@ -1,0 +1,92 @@
+"""Checks of what comes from outside, with messages that name the value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .cache import AttentionSeq2SeqCache
+
+IGNORED_LABEL = -100
+
+
+def first_given(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def check_one_of(first: str, first_value: Tensor | None, second: str, second_value: Tensor | None) -> None:
+    if (first_value is None) == (second_value is None):
+        given = "neither" if first_value is None else "both"
+        raise ValueError(f"Exactly one of {first} and {second} must be given, got {given}.")
+
+
+def check_batch(name: str, ids: Tensor | None, embeddings: Tensor | None) -> None:
+    tensor, dimensions = (ids, 2) if embeddings is None else (embeddings, 3)
+    if tensor.dim() != dimensions:
+        shape = "(batch, length)" if dimensions == 2 else "(batch, length, embedding_size)"
+        raise ValueError(f"{name} must have the shape {shape}, got {tuple(tensor.shape)}.")
+    if 0 in tensor.shape:
+        raise ValueError(f"{name} is empty: its shape is {tuple(tensor.shape)}; at least one row and token are needed.")
+
+
+def check_tokens(name: str, ids: Tensor, size: int, field: str) -> None:
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} must have dtype int64 or int32, got {ids.dtype}.")
+    smallest, largest = (int(value) for value in torch.aminmax(ids))
+    if smallest < 0 or largest >= size:
+        wrong = smallest if smallest < 0 else largest
+        row, column = (ids == wrong).nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}[{row}, {column}] is {wrong}, which is not a token: allowed are 0 to {size - 1} ({field}={size})."
+        )
+
+
+def check_labels(labels: Tensor, size: int) -> None:
+    if labels.dim() != 2:
+        raise ValueError(f"labels must have the shape (batch, target_length), got {tuple(labels.shape)}.")
+    if 0 in labels.shape:
+        raise ValueError(f"labels is empty: its shape is {tuple(labels.shape)}.")
+    if labels.device.type == "cpu":
+        try:
+            check_tokens("labels", labels.masked_fill(labels == IGNORED_LABEL, 0), size, "decoder_vocab_size")
+        except ValueError as error:
+            raise ValueError(f"{error} {IGNORED_LABEL} is allowed where there is nothing to predict.") from None
+
+
+def as_mask(name: str, mask: Tensor | None, states: Tensor) -> Tensor:
+    """`(batch, length)` bool for states `(batch, length, size)`."""
+    if mask is None:
+        return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+    if mask.shape != states.shape[:2]:
+        raise ValueError(f"{name} has the shape {tuple(mask.shape)}, but its sentences {tuple(states.shape[:2])}.")
+    return mask.to(device=states.device, dtype=torch.bool)
+
+
+def as_decoder_mask(
+    mask: Tensor | None, rows: int, length: int, cache: AttentionSeq2SeqCache | None
+) -> Tensor | None:
+    """The part of the mask for the `length` new tokens, or `None` if it lets all of them through."""
+    if mask is None:
+        return None
+    consumed = 0 if cache is None else cache.get_seq_length()
+    if mask.dim() != 2 or mask.shape[0] != rows or mask.shape[1] not in (length, consumed + length):
+        raise ValueError(
+            f"decoder_attention_mask has the shape {tuple(mask.shape)}; allowed: {(rows, length)}, or "
+            f"{(rows, consumed + length)} with the {consumed} tokens of the cache in front."
+        )
+    mask = mask[:, -length:].bool()
+    return None if bool(mask.all()) else mask
+
+
+def check_cache(past_key_values: Any, cache: Any) -> AttentionSeq2SeqCache | None:
+    if past_key_values is not None and cache is not None:
+        raise ValueError("past_key_values and cache are two names of one argument; give one of them.")
+    given = past_key_values if cache is None else cache
+    if given is not None and not isinstance(given, AttentionSeq2SeqCache):
+        raise ValueError(
+            f"The cache of a recurrent decoder is an AttentionSeq2SeqCache, got {type(given).__name__}; "
+            "pass none to start, and then the one that the model returned."
+        )
+    return given

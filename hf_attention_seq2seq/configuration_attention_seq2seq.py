@@ -1,0 +1,433 @@
+"""The configuration: every choice of the model is one field, every paper a named preset of them."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from typing import Any
+
+try:
+    from transformers import PreTrainedConfig
+except ImportError:  # the name before transformers 5
+    from transformers import PretrainedConfig as PreTrainedConfig
+
+RNN_TYPES = ("lstm", "gru", "rnn")
+ATTENTION_TYPES = [
+    "additive",
+    "none",
+    "dot",
+    "scaled_dot",
+    "general",
+    "concat",
+    "mlp",
+    "cosine",
+    "location",
+]  # a list: `scoring.register_score` appends to it
+ATTENTION_QUERIES = ("current_state", "previous_state")
+ATTENTION_VALUES = ("shared", "projected")
+BRIDGE_TYPES = ("linear", "copy", "mean", "zeros", "backward", "context")
+READOUT_TYPES = ("attentional", "maxout", "state")
+
+_LUONG_2015 = {
+    "rnn_type": "lstm",
+    "embedding_size": 1000,
+    "hidden_size": 1000,
+    "encoder_layers": 4,
+    "decoder_layers": 4,
+    "encoder_bidirectional": False,
+    "reverse_source": True,
+    "bridge_type": "copy",
+    "attention_query": "current_state",
+    "input_feeding": True,
+    "readout_type": "attentional",
+    "dropout": 0.2,
+    "initializer_range": 0.1,
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Sutskever, Vinyals, Le 2014, "Sequence to Sequence Learning with Neural Networks", section 3.4.
+    "sutskever-2014": {
+        "rnn_type": "lstm",
+        "embedding_size": 1000,
+        "hidden_size": 1000,
+        "encoder_layers": 4,
+        "decoder_layers": 4,
+        "encoder_bidirectional": False,
+        "reverse_source": True,
+        "bridge_type": "copy",
+        "attention_type": "none",
+        "attention_query": "current_state",
+        "readout_type": "state",
+        "dropout": 0.0,
+        "initializer_range": 0.08,
+    },
+    # Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder", appendix A.
+    "cho-2014": {
+        "rnn_type": "gru",
+        "embedding_size": 100,
+        "hidden_size": 1000,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_bidirectional": False,
+        "bridge_type": "context",
+        "attention_type": "none",
+        "attention_query": "previous_state",
+        "readout_type": "maxout",
+        "readout_size": 500,
+        "dropout": 0.0,
+    },
+    # Bahdanau, Cho, Bengio 2014, "Neural Machine Translation by Jointly Learning to Align and Translate", A.2.
+    "bahdanau-2014": {
+        "rnn_type": "gru",
+        "embedding_size": 620,
+        "hidden_size": 1000,
+        "encoder_hidden_size": 2000,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_bidirectional": True,
+        "bridge_type": "backward",
+        "attention_type": "additive",
+        "attention_size": 1000,
+        "attention_query": "previous_state",
+        "readout_type": "maxout",
+        "readout_size": 500,
+        "dropout": 0.0,
+    },
+    # Luong, Pham, Manning 2015, "Effective Approaches to Attention-based NMT", sections 3.1, 3.3 and 4.1.
+    "luong-2015-global-dot": {**_LUONG_2015, "attention_type": "dot"},
+    "luong-2015-global-general": {**_LUONG_2015, "attention_type": "general"},
+    "luong-2015-global-concat": {**_LUONG_2015, "attention_type": "concat"},
+    "luong-2015-global-location": {**_LUONG_2015, "attention_type": "location"},
+}
+
+
+class AttentionSeq2SeqConfig(PreTrainedConfig):
+    r"""
+    Configuration of an RNN encoder-decoder with attention.
+
+    Args:
+        vocab_size (`int`): number of source tokens.
+        decoder_vocab_size (`int`, *optional*): number of target tokens; `None` means one vocabulary for both sides.
+        share_encoder_decoder_embeddings (`bool`): one embedding matrix for source and target (needs one vocabulary).
+        tie_word_embeddings (`bool`): the output layer uses the target embedding matrix.
+        embedding_size (`int`): width of both embeddings.
+        hidden_size (`int`): units of each decoder layer.
+        encoder_hidden_size (`int`, *optional*): width of the encoder states, both directions together; `None` means
+            `hidden_size`. A bidirectional encoder has half of it in each direction.
+        rnn_type (`str`): `"lstm"`, `"gru"` (the variant of `torch.nn.GRU`, with the reset gate after the recurrent
+            product, as in the first version of Cho 2014) or `"rnn"` (tanh).
+        encoder_layers, decoder_layers (`int`): number of recurrent layers, which may differ.
+        encoder_bidirectional (`bool`): read the source in both directions.
+        reverse_source (`bool`): a unidirectional encoder reads each sentence from its end (Sutskever 2014, 3.3).
+        residual (`bool`): add a layer's input to its output from the second layer on (Wu 2016, eq. 6).
+        bridge_type (`str`): how the decoder's first state comes from the encoder: `"linear"` (all final states,
+            affine, tanh on the hidden part), `"copy"` (final states as they are), `"mean"` (affine on the average
+            encoder state, Xu 2015), `"zeros"`, `"backward"` (affine on the backward direction's final state,
+            Bahdanau 2014), `"context"` (affine on the fixed context of Cho 2014; only without attention).
+        attention_type (`str`): the score function; see the table in the README. With `"none"` the decoder knows the
+            source through its first state only (`attention_query="current_state"`, Sutskever 2014), or gets the
+            fixed context in every step (`attention_query="previous_state"`, Cho 2014).
+        attention_size (`int`, *optional*): width of additive, concat and mlp scores (`None` means `hidden_size`),
+            and of projected queries, keys and values (`None` means no projection unless it is needed).
+        attention_heads (`int`): number of attention heads.
+        attention_values (`str`): `"shared"`: the values are the encoder states; `"projected"`: a linear map of them.
+        attention_query (`str`): `"current_state"`: update the decoder, then attend (Luong 2015); `"previous_state"`:
+            attend, then update the decoder with the context (Bahdanau 2014).
+        input_feeding (`bool`): the previous readout vector is an input of the next step (Luong 2015, 3.3).
+        max_source_positions (`int`): positions that `attention_type="location"` can tell apart; source tokens beyond
+            it get no attention, as in Luong 2015, 3.1. Other scores have no such limit.
+        readout_type (`str`): what the output layer reads: `"attentional"`: `tanh(W [context; state])` (Luong 2015,
+            eq. 5); `"maxout"`: deep output with the previous word (Bahdanau 2014, A.2.2); `"state"`: the decoder
+            state alone.
+        readout_size (`int`, *optional*): width of the readout vector; `None` means `embedding_size` for tied word
+            embeddings, else `hidden_size`.
+        embedding_dropout, dropout, output_dropout (`float`): dropout on embeddings, between recurrent layers, and
+            on the readout vector.
+        initializer_range (`float`): weights start uniform in `[-initializer_range, initializer_range]`.
+        pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): the last defaults to
+            `bos_token_id`.
+
+    Raises:
+        ValueError: a value or combination that has no meaning; the message names the field, the value and what is
+            allowed.
+    """
+
+    model_type = "attention_seq2seq"
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
+    attribute_map = {"num_hidden_layers": "encoder_layers", "num_attention_heads": "attention_heads"}
+
+    def __init__(
+        self,
+        vocab_size: int = 8000,
+        decoder_vocab_size: int | None = None,
+        share_encoder_decoder_embeddings: bool = False,
+        tie_word_embeddings: bool = False,
+        embedding_size: int = 256,
+        hidden_size: int = 512,
+        encoder_hidden_size: int | None = None,
+        rnn_type: str = "lstm",
+        encoder_layers: int = 1,
+        decoder_layers: int = 1,
+        encoder_bidirectional: bool = True,
+        reverse_source: bool = False,
+        residual: bool = False,
+        bridge_type: str = "linear",
+        attention_type: str = "additive",
+        attention_size: int | None = None,
+        attention_heads: int = 1,
+        attention_values: str = "shared",
+        attention_query: str = "current_state",
+        input_feeding: bool = False,
+        max_source_positions: int = 512,
+        readout_type: str = "attentional",
+        readout_size: int | None = None,
+        embedding_dropout: float = 0.0,
+        dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        initializer_range: float = 0.1,
+        use_cache: bool = True,
+        is_encoder_decoder: bool = True,
+        pad_token_id: int = 0,
+        bos_token_id: int = 1,
+        eos_token_id: int = 2,
+        decoder_start_token_id: int | None = None,
+        **kwargs: Any,
+    ):
+        self.vocab_size = vocab_size
+        self.decoder_vocab_size = decoder_vocab_size
+        self.share_encoder_decoder_embeddings = share_encoder_decoder_embeddings
+        self.embedding_size = embedding_size
+        self.hidden_size = hidden_size
+        self.encoder_hidden_size = encoder_hidden_size
+        self.rnn_type = rnn_type
+        self.encoder_layers = encoder_layers
+        self.decoder_layers = decoder_layers
+        self.encoder_bidirectional = encoder_bidirectional
+        self.reverse_source = reverse_source
+        self.residual = residual
+        self.bridge_type = bridge_type
+        self.attention_type = attention_type
+        self.attention_size = attention_size
+        self.attention_heads = attention_heads
+        self.attention_values = attention_values
+        self.attention_query = attention_query
+        self.input_feeding = input_feeding
+        self.max_source_positions = max_source_positions
+        self.readout_type = readout_type
+        self.readout_size = readout_size
+        self.embedding_dropout = embedding_dropout
+        self.dropout = dropout
+        self.output_dropout = output_dropout
+        self.initializer_range = initializer_range
+        self.use_cache = use_cache
+        self._reject_misspelt_fields(kwargs)
+        super().__init__(
+            is_encoder_decoder=is_encoder_decoder,
+            tie_word_embeddings=tie_word_embeddings,
+            pad_token_id=pad_token_id,
+            bos_token_id=bos_token_id,
+            eos_token_id=eos_token_id,
+            decoder_start_token_id=bos_token_id if decoder_start_token_id is None else decoder_start_token_id,
+            **kwargs,
+        )
+        # Assigned again: transformers 5 keeps some of these only as attributes of the models that define them.
+        self.tie_word_embeddings = tie_word_embeddings
+        self.validate_fields()
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> AttentionSeq2SeqConfig:
+        """
+        The model of a paper.
+
+        Args:
+            name: one of `PRESETS`.
+            overrides: fields to change, such as the vocabulary and smaller sizes.
+
+        Raises:
+            ValueError: for an unknown name; the message lists the known ones.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"Unknown preset {name!r}; known presets: {', '.join(sorted(PRESETS))}.")
+        return cls(**{**PRESETS[name], **overrides})
+
+    # Sizes that follow from the fields
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Number of target tokens."""
+        return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> AttentionSeq2SeqConfig:
+        """
+        The configuration as `generate` asks for it: its `vocab_size` is that of the output, the target vocabulary.
+
+        With one vocabulary, and for the encoder, this is the configuration itself; else a copy.
+        """
+        if self.decoder_vocab_size is None or (encoder and not decoder):
+            return self
+        view = copy.copy(self)
+        view.vocab_size = self.decoder_vocab_size
+        view.decoder_vocab_size = None
+        return view
+
+    @property
+    def memory_size(self) -> int:
+        """Width of the encoder states that the decoder attends to."""
+        return self.hidden_size if self.encoder_hidden_size is None else self.encoder_hidden_size
+
+    @property
+    def readout_width(self) -> int:
+        """Width of the readout vector, the input of the output layer."""
+        if self.readout_size is not None:
+            return self.readout_size
+        if self.readout_type == "state":
+            return self.hidden_size
+        return self.embedding_size if self.tie_word_embeddings else self.hidden_size
+
+    # Validation
+
+    def validate_fields(self) -> None:
+        """Checks every field and combination; called at construction. Raises `ValueError`."""
+        for name, allowed in (
+            ("rnn_type", RNN_TYPES),
+            ("bridge_type", BRIDGE_TYPES),
+            ("attention_type", ATTENTION_TYPES),
+            ("attention_query", ATTENTION_QUERIES),
+            ("attention_values", ATTENTION_VALUES),
+            ("readout_type", READOUT_TYPES),
+        ):
+            if getattr(self, name) not in allowed:
+                self._reject(name, f"allowed: {', '.join(map(repr, allowed))}")
+        for name in (
+            "vocab_size",
+            "embedding_size",
+            "hidden_size",
+            "encoder_layers",
+            "decoder_layers",
+            "attention_heads",
+            "max_source_positions",
+        ):
+            self._require_positive_integer(name)
+        for name in ("decoder_vocab_size", "encoder_hidden_size", "attention_size", "readout_size"):
+            if getattr(self, name) is not None:
+                self._require_positive_integer(name)
+        for name in (
+            "share_encoder_decoder_embeddings",
+            "tie_word_embeddings",
+            "encoder_bidirectional",
+            "reverse_source",
+            "residual",
+            "input_feeding",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                self._reject(name, "allowed: True, False")
+        for name in ("embedding_dropout", "dropout", "output_dropout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+                self._reject(name, "allowed: a number from 0 to below 1")
+        value = self.initializer_range
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            self._reject("initializer_range", "allowed: a number from 0 up")
+        self._validate_token_ids()
+        self._validate_sizes()
+        self._validate_combinations()
+
+    def _reject_misspelt_fields(self, extra: dict[str, Any]) -> None:
+        """Configurations take any further field, as in transformers; but not one that is a field of ours but a letter."""
+        fields = [name for name in vars(self) if not name.startswith("_")]
+        for name in extra:
+            close = difflib.get_close_matches(name, fields, n=1, cutoff=0.88)
+            if close and not name.endswith("_token_id") and name not in self.attribute_map:
+                raise ValueError(f"Unknown field {name}={extra[name]!r}; did you mean {close[0]!r}?")
+
+    def _reject(self, name: str, reason: str) -> None:
+        raise ValueError(f"{name}={getattr(self, name)!r} is not possible; {reason}.")
+
+    def _require_positive_integer(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            self._reject(name, "allowed: an integer from 1 up")
+
+    def _validate_token_ids(self) -> None:
+        limits = {
+            "pad_token_id": min(self.vocab_size, self.target_vocab_size),
+            "bos_token_id": self.target_vocab_size,
+            "eos_token_id": self.target_vocab_size,
+            "decoder_start_token_id": self.target_vocab_size,
+        }
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            for token_id in value if isinstance(value, list) else [value]:
+                if token_id is None and name != "pad_token_id":
+                    continue
+                if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < limit:
+                    self._reject(name, f"allowed: a token of the vocabulary, 0 to {limit - 1}")
+
+    def _validate_sizes(self) -> None:
+        if self.encoder_bidirectional and self.memory_size % 2:
+            name = "hidden_size" if self.encoder_hidden_size is None else "encoder_hidden_size"
+            self._reject(name, "a bidirectional encoder has half of it per direction, so it must be even")
+        if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:
+            self._reject(
+                "share_encoder_decoder_embeddings",
+                f"it needs one vocabulary, but vocab_size={self.vocab_size} and "
+                f"decoder_vocab_size={self.decoder_vocab_size}",
+            )
+        if self.tie_word_embeddings and self.readout_width != self.embedding_size:
+            self._reject(
+                "tie_word_embeddings",
+                f"the readout vector has {self.readout_width} values (readout_type={self.readout_type!r}, "
+                f"readout_size={self.readout_size}) and must have embedding_size={self.embedding_size}",
+            )
+        if self.readout_type == "state" and self.readout_width != self.hidden_size:
+            self._reject("readout_size", f"readout_type='state' reads hidden_size={self.hidden_size} values")
+        if self.bridge_type == "copy" and self.memory_size != self.hidden_size:
+            self._reject(
+                "bridge_type",
+                f"final states of width encoder_hidden_size={self.memory_size} do not fit hidden_size="
+                f"{self.hidden_size}; use 'linear'",
+            )
+
+    def _validate_combinations(self) -> None:
+        if self.reverse_source and self.encoder_bidirectional:
+            self._reject("reverse_source", "encoder_bidirectional=True already reads both ways")
+        if self.bridge_type == "backward" and not self.encoder_bidirectional:
+            self._reject("bridge_type", "it needs encoder_bidirectional=True")
+        if self.attention_type == "none":
+            self._validate_without_attention()
+            return
+        if self.bridge_type == "context":
+            self._reject("bridge_type", "the fixed context exists only with attention_type='none'")
+        if self.readout_type == "state" and self.attention_query == "current_state":
+            self._reject(
+                "readout_type",
+                "with attention_query='current_state' the context would never be used; use 'attentional' or 'maxout'",
+            )
+        width = self.attention_size if self.attention_size is not None else self.hidden_size
+        if width % self.attention_heads:
+            name = "hidden_size" if self.attention_size is None else "attention_size"
+            self._reject("attention_heads", f"it must divide {name}={width}")
+        if self.attention_values == "shared" and self.memory_size % self.attention_heads:
+            self._reject(
+                "attention_heads",
+                f"attention_values='shared' gives each head its part of the encoder state, so it must divide "
+                f"{self.memory_size}",
+            )
+        if self.attention_type == "location" and self.attention_size is not None:
+            if self.attention_values == "shared":
+                self._reject("attention_size", "attention_type='location' with shared values projects nothing")
+
+    def _validate_without_attention(self) -> None:
+        for name, default in (("attention_size", None), ("attention_heads", 1), ("attention_values", "shared")):
+            if getattr(self, name) != default:
+                self._reject(name, f"attention_type='none' has no such thing; leave it at {default!r}")
+        if self.attention_query == "current_state":
+            if self.bridge_type in ("zeros", "context"):
+                self._reject(
+                    "bridge_type",
+                    "with attention_type='none' and attention_query='current_state' the first state is all that "
+                    "the decoder knows of the source; use 'linear', 'copy', 'mean' or 'backward'",
+                )
+
+
+__all__ = ["ATTENTION_TYPES", "PRESETS", "AttentionSeq2SeqConfig"]

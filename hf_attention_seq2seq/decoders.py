@@ -1,0 +1,173 @@
+"""The recurrent decoder: when it attends, what it feeds back, and the two ways to run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .attention import PreparedMemory, build_attention, restore_weights
+from .bridges import build_bridge
+from .cache import DecoderState
+from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
+from .encoders import EncoderOutput
+from .layout import PaddingLayout
+from .readouts import READOUTS
+from .recurrent import RecurrentLayer
+
+
+@dataclass(frozen=True)
+class DecoderOutput:
+    """
+    Attributes:
+        readouts: `(rows, target_length, readout_width)`.
+        state: after the last token.
+        layer_states: per layer `(rows, target_length, hidden_size)`.
+        weights: `(rows, heads, target_length, source_length)`, or `None` without attention.
+    """
+
+    readouts: Tensor
+    state: DecoderState
+    layer_states: tuple[Tensor, ...]
+    weights: Tensor | None
+
+
+class RecurrentDecoder(nn.Module):
+    """
+    A stack of recurrent layers that asks the attention before it is updated (`attention_query="previous_state"`,
+    Bahdanau 2014) or after (`"current_state"`, Luong 2015).
+
+    The first layer reads the embedding of the previous word, then the context if it was asked for before the
+    update, then the last readout vector with input feeding.
+
+    `_run_steps` follows the equations step by step. Where no step needs the attention of another one, `_run_at_once`
+    runs whole sequences through each layer and attends for all steps together; a test holds the two equal.
+    """
+
+    def __init__(self, config: AttentionSeq2SeqConfig):
+        super().__init__()
+        self.dropout = config.dropout
+        self.output_dropout = config.output_dropout
+        self.residual = config.residual
+        self.input_feeding = config.input_feeding
+        self.attends_first = config.attention_query == "previous_state"
+        self.attention = build_attention(config)
+        self.runs_at_once = not self.input_feeding and (not self.attends_first or config.attention_type == "none")
+        inputs = config.embedding_size
+        inputs += self.attention.context_size if self.attends_first else 0
+        inputs += config.readout_width if self.input_feeding else 0
+        self.layers = nn.ModuleList(
+            RecurrentLayer(config.rnn_type, inputs if index == 0 else config.hidden_size, config.hidden_size)
+            for index in range(config.decoder_layers)
+        )
+        self.bridge = build_bridge(config)
+        self.readout = READOUTS[config.readout_type](config, self.attention.context_size)
+        self.readout_width = config.readout_width
+
+    @property
+    def reads_final_states(self) -> bool:
+        """Whether the decoder needs more of the encoder than `last_hidden_state`."""
+        return self.bridge.reads_final or hasattr(self.attention, "summary_projection")
+
+    def prepare(self, encoder: EncoderOutput, mask: Tensor) -> PreparedMemory:
+        """Projects the encoder states for attention, once a sentence. `mask`: `(batch, source_length)` bool."""
+        summary = None if encoder.final_hidden is None else encoder.final_hidden[:, -1]
+        return self.attention.prepare(encoder.last_hidden_state, PaddingLayout.from_mask(mask), summary)
+
+    def first_state(self, encoder: EncoderOutput, memory: PreparedMemory, rows: int) -> DecoderState:
+        """The state before the first token, for `rows` hypotheses which the sentences share evenly."""
+        state = DecoderState(layers=self.bridge(encoder, memory))
+        if rows != memory.rows:
+            state = state.map(lambda tensor: tensor.repeat_interleave(rows // memory.rows, dim=0))
+        if self.input_feeding:
+            state = replace(state, feed=state.top.new_zeros(rows, self.readout_width))
+        return state
+
+    def forward(
+        self, embeddings: Tensor, memory: PreparedMemory, state: DecoderState, mask: Tensor | None = None
+    ) -> DecoderOutput:
+        """
+        Args:
+            embeddings: `(rows, target_length, embedding_size)` of the previous words.
+            memory: of `rows` sentences or of fewer, which consecutive rows share.
+            state: before the first of these tokens.
+            mask: `(rows, target_length)` bool; a false entry leaves the row's state as it is. `None` if all are true.
+        """
+        run = self._run_at_once if self.runs_at_once and mask is None else self._run_steps
+        output = run(embeddings, memory, state, mask)
+        if output.weights is not None:
+            output = replace(output, weights=restore_weights(output.weights, memory))
+        return output
+
+    def _drop(self, tensor: Tensor, rate: float) -> Tensor:
+        return F.dropout(tensor, rate, self.training) if rate else tensor
+
+    def _run_at_once(
+        self, embeddings: Tensor, memory: PreparedMemory, state: DecoderState, mask: None
+    ) -> DecoderOutput:
+        inputs = embeddings
+        if self.attends_first:  # only a fixed context gets here
+            contexts, _ = self.attention(embeddings, memory)
+            inputs = torch.cat((inputs, contexts), dim=-1)
+        layer_states, last = [], []
+        for index, layer in enumerate(self.layers):
+            inputs = self._drop(inputs, self.dropout if index else 0.0)
+            outputs, new = layer(inputs, state.layers[index])
+            inputs = outputs + inputs if self.residual and index else outputs
+            layer_states.append(inputs)
+            last.append(new)
+        contexts, weights = self.attention(inputs, memory)
+        readouts = self._drop(self.readout(inputs, contexts, embeddings), self.output_dropout)
+        return DecoderOutput(readouts, DecoderState(tuple(last)), tuple(layer_states), weights)
+
+    def _run_steps(
+        self, embeddings: Tensor, memory: PreparedMemory, state: DecoderState, mask: Tensor | None
+    ) -> DecoderOutput:
+        steps = []
+        for index in range(embeddings.shape[1]):
+            old = state
+            state, *outputs = self._step(embeddings[:, index], memory, state)
+            if mask is not None:
+                state = state.where(mask[:, index], old)
+            steps.append(outputs)
+        tops, layer_states, contexts, weights, readouts = zip(*steps)
+        if readouts[0] is None:  # not needed within the loop: one product for all steps
+            drawn = self.readout(torch.stack(tops, dim=1), torch.stack(contexts, dim=1), embeddings)
+            drawn = self._drop(drawn, self.output_dropout)
+        else:
+            drawn = torch.stack(readouts, dim=1)
+        return DecoderOutput(
+            readouts=drawn,
+            state=state,
+            layer_states=tuple(torch.stack(layer, dim=1) for layer in zip(*layer_states)),
+            weights=None if weights[0] is None else torch.stack(weights, dim=2),
+        )
+
+    def _step(self, embedding: Tensor, memory: PreparedMemory, state: DecoderState):
+        """One token `(rows, embedding_size)`; returns the new state, then what `_run_steps` collects."""
+        inputs = [embedding]
+        if self.attends_first:
+            context, weights = self._attend(state.top, memory)
+            inputs.append(context)
+        if self.input_feeding:
+            inputs.append(state.feed)
+        hidden = torch.cat(inputs, dim=-1) if len(inputs) > 1 else embedding
+        layers, layer_states = [], []
+        for index, layer in enumerate(self.layers):
+            hidden = self._drop(hidden, self.dropout if index else 0.0)
+            new = layer.step(hidden, state.layers[index])
+            hidden = new[0] + hidden if self.residual and index else new[0]
+            layers.append(new)
+            layer_states.append(hidden)
+        if not self.attends_first:
+            context, weights = self._attend(hidden, memory)
+        readout = None
+        if self.input_feeding:
+            readout = self._drop(self.readout(hidden, context, embedding), self.output_dropout)
+        return replace(state, layers=tuple(layers), feed=readout), hidden, layer_states, context, weights, readout
+
+    def _attend(self, query: Tensor, memory: PreparedMemory) -> tuple[Tensor, Tensor | None]:
+        contexts, weights = self.attention(query.unsqueeze(1), memory)
+        return contexts.squeeze(1), None if weights is None else weights.squeeze(2)

@@ -1,0 +1,104 @@
+"""Encoders: from source tokens to the states that the decoder attends to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from transformers.modeling_outputs import ModelOutput
+
+from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
+from .layout import PaddingLayout
+from .recurrent import RecurrentLayer
+
+
+@dataclass
+class EncoderOutput(ModelOutput):
+    """
+    Attributes:
+        last_hidden_state: `(batch, source_length, memory_size)`, the states to attend to; zero at padding.
+        final_hidden: `(batch, encoder_layers, memory_size)`, each layer's hidden state after its last token, both
+            directions concatenated; zero for a sentence without tokens.
+        final_cell: the same of the LSTM cell state.
+        hidden_states: with `output_hidden_states`, the embeddings and each layer's states.
+        attentions: always `None`; recurrent encoders have no self-attention.
+    """
+
+    last_hidden_state: Tensor | None = None
+    final_hidden: Tensor | None = None
+    final_cell: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class RecurrentEncoder(nn.Module):
+    """
+    A stack of recurrent layers over packed sentences.
+
+    Packing makes every sentence's result independent of padding: the backward direction starts at the sentence's own
+    last token, and no step is spent on padding.
+    """
+
+    def __init__(self, config: AttentionSeq2SeqConfig):
+        super().__init__()
+        self.dropout = config.dropout
+        self.residual = config.residual
+        self.reverse = config.reverse_source
+        directions = 2 if config.encoder_bidirectional else 1
+        self.layers = nn.ModuleList(
+            RecurrentLayer(
+                config.rnn_type,
+                config.embedding_size if index == 0 else config.memory_size,
+                config.memory_size // directions,
+                bidirectional=config.encoder_bidirectional,
+            )
+            for index in range(config.encoder_layers)
+        )
+
+    def forward(self, embeddings: Tensor, mask: Tensor, output_hidden_states: bool = False) -> EncoderOutput:
+        """
+        Args:
+            embeddings: `(batch, source_length, embedding_size)`.
+            mask: `(batch, source_length)` bool, true at tokens.
+        """
+        layout = PaddingLayout.from_mask(mask, reverse=self.reverse)
+        has_tokens = (layout.lengths > 0).to(embeddings.device) if layout.has_empty_rows else None
+        # A sentence without tokens is packed as one token of padding; what comes of it is set to zero.
+        packed = pack_padded_sequence(
+            layout.compact(embeddings), layout.lengths.clamp(min=1), batch_first=True, enforce_sorted=False
+        )
+
+        def unpack(sequences: PackedSequence) -> Tensor:
+            padded = pad_packed_sequence(sequences, batch_first=True, total_length=embeddings.shape[1])[0]
+            if has_tokens is not None:
+                padded = torch.where(has_tokens[:, None, None], padded, 0.0)
+            return layout.restore(padded)
+
+        finals, hidden_states = [], [embeddings]
+        for index, layer in enumerate(self.layers):
+            inputs = packed
+            if index > 0 and self.dropout:
+                inputs = _replace_data(inputs, F.dropout(inputs.data, self.dropout, self.training))
+            packed, final = layer(inputs)
+            if self.residual and index > 0:
+                packed = _replace_data(packed, packed.data + inputs.data)
+            finals.append(final)
+            if output_hidden_states and index < len(self.layers) - 1:
+                hidden_states.append(unpack(packed))
+        memory = unpack(packed)
+        by_tensor = [torch.stack(layers, dim=1) for layers in zip(*finals)]  # hidden, then cell
+        if has_tokens is not None:
+            by_tensor = [torch.where(has_tokens[:, None, None], tensor, 0.0) for tensor in by_tensor]
+        return EncoderOutput(
+            last_hidden_state=memory,
+            final_hidden=by_tensor[0],
+            final_cell=by_tensor[1] if len(by_tensor) > 1 else None,
+            hidden_states=(*hidden_states, memory) if output_hidden_states else None,
+        )
+
+
+def _replace_data(packed: PackedSequence, data: Tensor) -> PackedSequence:
+    return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)

@@ -1,0 +1,78 @@
+"""How `generate` drives a recurrent decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationMixin
+
+from .cache import AttentionSeq2SeqCache
+from .checks import check_cache
+from .compat import CACHE_NAME
+from .encoders import EncoderOutput
+
+
+class RecurrentGenerationMixin(GenerationMixin):
+    """
+    The library's `generate` over a recurrent state: one `AttentionSeq2SeqCache` instead of key-value caches, and
+    encoder states that are never repeated for beams.
+    """
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def _prepare_cache_for_generation(self, generation_config, *args, **kwargs):
+        implementation = generation_config.cache_implementation
+        if implementation is not None:
+            raise ValueError(
+                f"cache_implementation={implementation!r} is not possible: a recurrent decoder keeps one state of "
+                "constant size, not keys and values per token; leave cache_implementation at None."
+            )
+        return super()._prepare_cache_for_generation(generation_config, *args, **kwargs)
+
+    def _prepare_generated_length(self, generation_config, has_default_max_length, **kwargs):
+        # The model's own max_length is a default: it gives way to max_new_tokens without the library's warning.
+        if generation_config.max_new_tokens is not None:
+            has_default_max_length |= generation_config.max_length == self.generation_config.max_length
+        return super()._prepare_generated_length(generation_config, has_default_max_length, **kwargs)
+
+    def _expand_inputs_for_generation(
+        self, expand_size: int = 1, is_encoder_decoder: bool = True, input_ids: Tensor | None = None, **model_kwargs
+    ) -> tuple[Tensor | None, dict[str, Any]]:
+        """Repeats what belongs to hypotheses only: the beams of a sentence share its encoder states and mask."""
+        for name in ("decoder_input_ids", "decoder_attention_mask"):
+            if model_kwargs.get(name) is not None:
+                model_kwargs[name] = model_kwargs[name].repeat_interleave(expand_size, dim=0)
+        if input_ids is not None:
+            input_ids = input_ids.repeat_interleave(expand_size, dim=0)
+        return input_ids, model_kwargs
+
+    def prepare_inputs_for_generation(
+        self,
+        decoder_input_ids: Tensor,
+        past_key_values: AttentionSeq2SeqCache | None = None,
+        cache: AttentionSeq2SeqCache | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: EncoderOutput | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs,
+    ) -> dict[str, Any]:
+        """The arguments of the next step: the tokens which the cache has not consumed, and what belongs to them."""
+        cache = check_cache(past_key_values, cache)
+        if cache is not None:
+            decoder_input_ids = decoder_input_ids[:, cache.get_seq_length() :]
+        return {
+            "decoder_input_ids": decoder_input_ids,
+            "attention_mask": attention_mask,
+            "decoder_attention_mask": decoder_attention_mask,
+            "encoder_outputs": encoder_outputs,
+            "use_cache": use_cache,
+            "output_attentions": output_attentions,
+            "output_hidden_states": output_hidden_states,
+            CACHE_NAME: cache,
+        }

@@ -1,0 +1,463 @@
+"""The models: recurrent encoder, attention and decoder behind the interface of transformers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import ModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
+
+from .cache import AttentionSeq2SeqCache
+from .checks import (
+    IGNORED_LABEL,
+    as_decoder_mask,
+    as_mask,
+    check_batch,
+    check_cache,
+    check_labels,
+    check_one_of,
+    check_tokens,
+    first_given,
+)
+from .compat import CACHE_NAME, tied_weights
+from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
+from .decoders import RecurrentDecoder
+from .encoders import EncoderOutput, RecurrentEncoder
+from .generation import RecurrentGenerationMixin
+from .losses import sequence_loss
+from .scoring import Score
+
+DEFAULT_MAX_LENGTH = 256  # the library's own default, 20 tokens, would cut translations without a word
+
+
+class AttentionSeq2SeqPreTrainedModel(PreTrainedModel):
+    """Weight initialisation, saving and loading of all models of this package."""
+
+    config_class = AttentionSeq2SeqConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = False
+    _no_split_modules = ["AttentionSeq2SeqEncoder", "RecurrentDecoder"]
+    _is_stateful = True
+    _can_compile_fullgraph = False
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Weights uniform, biases zero, except forget gates which start open (Jozefowicz 2015, section 2.2)."""
+        bound = self.config.initializer_range
+        for name, parameter in module.named_parameters(recurse=False):
+            if getattr(parameter, "_is_hf_initialized", False):
+                continue
+            if name.startswith("bias"):
+                parameter.zero_()
+            else:
+                parameter.uniform_(-bound, bound)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            if not getattr(module.weight, "_is_hf_initialized", False):
+                module.weight[module.padding_idx].zero_()
+        elif isinstance(module, nn.LSTM):
+            for name, parameter in module.named_parameters(recurse=False):
+                if name.startswith("bias_ih") and not getattr(parameter, "_is_hf_initialized", False):
+                    parameter[module.hidden_size : 2 * module.hidden_size].fill_(1.0)
+        elif isinstance(module, Score):
+            module.init_parameters()
+
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        """A small valid batch."""
+        input_ids = torch.tensor([[3, 3, 3, 2], [3, 2, 0, 0]], device=self.device) % self.config.vocab_size
+        mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], device=self.device)
+        return {"input_ids": input_ids, "attention_mask": mask, "decoder_input_ids": input_ids[:, :3]}
+
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
+        """
+        Changes the number of source tokens; with one vocabulary (`decoder_vocab_size=None`) also of target tokens.
+
+        Arguments and result as in `PreTrainedModel.resize_token_embeddings`.
+        """
+        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        self.config.vocab_size = embeddings.num_embeddings
+        return embeddings
+
+
+class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
+    """Source embeddings and the encoder over them; what `get_encoder()` returns."""
+
+    def __init__(self, config: AttentionSeq2SeqConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size, config.pad_token_id)
+        self.layers = RecurrentEncoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The source embedding."""
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replaces the source embedding."""
+        self.embed_tokens = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> EncoderOutput | tuple:
+        """
+        Args:
+            input_ids: `(batch, source_length)` int64.
+            attention_mask: `(batch, source_length)`, 1 at tokens and 0 at padding, which may be on either side.
+            inputs_embeds: `(batch, source_length, embedding_size)` in place of `input_ids`.
+            output_attentions: accepted for the library's sake; recurrent encoders have no self-attention.
+
+        Raises:
+            ValueError: both or neither input, an empty batch or source, a token out of range, a mask of another
+                shape.
+        """
+        check_one_of("input_ids", input_ids, "inputs_embeds", inputs_embeds)
+        check_batch("input_ids" if inputs_embeds is None else "inputs_embeds", input_ids, inputs_embeds)
+        if inputs_embeds is None:
+            check_tokens("input_ids", input_ids, self.embed_tokens.num_embeddings, "vocab_size")
+            inputs_embeds = self.embed_tokens(input_ids)
+        mask = as_mask("attention_mask", attention_mask, inputs_embeds)
+        output = self.layers(
+            F.dropout(inputs_embeds, self.config.embedding_dropout, self.training),
+            mask,
+            first_given(output_hidden_states, self.config.output_hidden_states),
+        )
+        return output if first_given(return_dict, self.config.return_dict, True) else output.to_tuple()
+
+
+class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
+    """Encoder and decoder without an output layer; `last_hidden_state` is the readout vector of each step."""
+
+    def __init__(self, config: AttentionSeq2SeqConfig):
+        super().__init__(config)
+        self.encoder = AttentionSeq2SeqEncoder(config)
+        if not config.share_encoder_decoder_embeddings:
+            self.decoder_embed_tokens = nn.Embedding(
+                config.target_vocab_size, config.embedding_size, config.pad_token_id
+            )
+        self.decoder = RecurrentDecoder(config)
+        self.post_init()
+
+    # Embeddings
+
+    def get_encoder(self, *args, **kwargs) -> AttentionSeq2SeqEncoder:
+        """The encoder with its embedding."""
+        return self.encoder
+
+    def get_decoder(self) -> RecurrentDecoder:
+        """The decoder; embeddings are looked up outside of it."""
+        return self.decoder
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The source embedding (of both sides if they share it)."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replaces the source embedding."""
+        self.encoder.embed_tokens = value
+
+    def get_decoder_input_embeddings(self) -> nn.Embedding:
+        """The target embedding (the source's if they share it)."""
+        return self.encoder.embed_tokens if self.config.share_encoder_decoder_embeddings else self.decoder_embed_tokens
+
+    def set_decoder_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replaces the target embedding."""
+        if self.config.share_encoder_decoder_embeddings:
+            self.encoder.embed_tokens = value
+        else:
+            self.decoder_embed_tokens = value
+
+    def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True) -> nn.Embedding:
+        """Source embedding; the target's as well where there is one vocabulary."""
+        new = self._get_resized_embeddings(
+            self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        self.set_input_embeddings(new)
+        if self.config.decoder_vocab_size is None and not self.config.share_encoder_decoder_embeddings:
+            resize_decoder_embeddings(self, new.num_embeddings, mean_resizing)
+        return new
+
+    def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Embedding:
+        """
+        Changes the number of target tokens of a model with two vocabularies.
+
+        Raises:
+            ValueError: the model has one vocabulary; `resize_token_embeddings` is for both sides then.
+        """
+        return _resize_decoder_vocabulary(self, new_num_tokens)
+
+    # Forward
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: EncoderOutput | tuple | None = None,
+        past_key_values: AttentionSeq2SeqCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        cache: AttentionSeq2SeqCache | None = None,
+    ) -> Seq2SeqModelOutput | tuple:
+        """
+        Args:
+            input_ids: `(batch, source_length)` int64.
+            attention_mask: `(batch, source_length)`, 1 at tokens, 0 at padding on either side.
+            decoder_input_ids: `(rows, target_length)` int64, the previous words. `rows` is `batch`, or a multiple of
+                it: then each sentence has that many consecutive rows (as beams), which share its memory.
+            decoder_attention_mask: `(rows, target_length)` or with the cached tokens in front; the decoder's state
+                passes over a 0 unchanged.
+            encoder_outputs: what `get_encoder()` returned, in place of encoding.
+            past_key_values, cache: an `AttentionSeq2SeqCache` to continue; the name is `cache` from transformers
+                5.24 on, both are understood everywhere.
+            inputs_embeds, decoder_inputs_embeds: embeddings in place of ids.
+
+        Returns:
+            `last_hidden_state` `(rows, target_length, readout_width)`; `cross_attentions`, if asked for, a tuple
+            with one tensor `(rows, heads, target_length, source_length)`, `None` with `attention_type="none"`;
+            `decoder_hidden_states` the embeddings and each layer's states.
+
+        Raises:
+            ValueError: see `AttentionSeq2SeqEncoder.forward`; also for a cache of another kind.
+        """
+        output_hidden_states = first_given(output_hidden_states, self.config.output_hidden_states)
+        output_attentions = first_given(output_attentions, self.config.output_attentions)
+        return_dict = first_given(return_dict, self.config.return_dict, True)
+        use_cache = first_given(use_cache, self.config.use_cache) and not self.training
+        cache = check_cache(past_key_values, cache)
+
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids, attention_mask, inputs_embeds, output_hidden_states=output_hidden_states, return_dict=True
+            )
+        else:
+            encoder_outputs = self._as_encoder_output(encoder_outputs)
+
+        embeddings = self._embed_target(decoder_input_ids, decoder_inputs_embeds)
+        rows, length, _ = embeddings.shape
+        if rows % encoder_outputs.last_hidden_state.shape[0]:
+            raise ValueError(
+                f"The decoder has {rows} rows, but the encoder {encoder_outputs.last_hidden_state.shape[0]} sentences; "
+                "allowed is the same number, or a multiple of it (several hypotheses for each sentence)."
+            )
+        if cache is not None and cache.memory is not None:
+            memory, state = cache.memory, cache.state
+            if state.rows != rows:
+                raise ValueError(f"The cache holds {state.rows} hypotheses, but the decoder inputs have {rows} rows.")
+        else:
+            mask = as_mask("attention_mask", attention_mask, encoder_outputs.last_hidden_state)
+            memory = self.decoder.prepare(encoder_outputs, mask)
+            state = self.decoder.first_state(encoder_outputs, memory, rows)
+
+        decoded = self.decoder(embeddings, memory, state, as_decoder_mask(decoder_attention_mask, rows, length, cache))
+
+        if use_cache:
+            cache = AttentionSeq2SeqCache() if cache is None else cache
+            cache.memory = memory
+            cache.update_state(decoded.state, length)
+        has_weights = output_attentions and decoded.weights is not None
+        output = Seq2SeqModelOutput(
+            last_hidden_state=decoded.readouts,
+            decoder_hidden_states=(embeddings, *decoded.layer_states) if output_hidden_states else None,
+            cross_attentions=(decoded.weights,) if has_weights else None,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            **{CACHE_NAME: cache if use_cache else None},
+        )
+        return output if return_dict else output.to_tuple()
+
+    def _embed_target(self, decoder_input_ids: Tensor | None, decoder_inputs_embeds: Tensor | None) -> Tensor:
+        check_one_of("decoder_input_ids", decoder_input_ids, "decoder_inputs_embeds", decoder_inputs_embeds)
+        name = "decoder_input_ids" if decoder_inputs_embeds is None else "decoder_inputs_embeds"
+        check_batch(name, decoder_input_ids, decoder_inputs_embeds)
+        if decoder_inputs_embeds is None:
+            table = self.get_decoder_input_embeddings()
+            if decoder_input_ids.device.type == "cpu":  # elsewhere it would wait for the device in every step
+                check_tokens("decoder_input_ids", decoder_input_ids, table.num_embeddings, "decoder_vocab_size")
+            decoder_inputs_embeds = table(decoder_input_ids)
+        return F.dropout(decoder_inputs_embeds, self.config.embedding_dropout, self.training)
+
+    def _as_encoder_output(self, encoder_outputs: ModelOutput | tuple) -> EncoderOutput:
+        if isinstance(encoder_outputs, (tuple, list)):
+            encoder_outputs = EncoderOutput(last_hidden_state=encoder_outputs[0])
+        if getattr(encoder_outputs, "final_hidden", None) is None and self.decoder.reads_final_states:
+            raise ValueError(
+                f"encoder_outputs has no final states, which bridge_type={self.config.bridge_type!r} with "
+                f"attention_type={self.config.attention_type!r} needs; pass what get_encoder() returns, with "
+                "return_dict=True."
+            )
+        return encoder_outputs
+
+
+class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, RecurrentGenerationMixin):
+    """Encoder, decoder and output layer: training with `labels`, translation with `generate`."""
+
+    accepts_loss_kwargs = True  # the Trainer passes num_items_in_batch
+
+    def __init__(self, config: AttentionSeq2SeqConfig):
+        if config.tie_word_embeddings:
+            shared = config.share_encoder_decoder_embeddings
+            table = "model.encoder.embed_tokens.weight" if shared else "model.decoder_embed_tokens.weight"
+            self._tied_weights_keys = tied_weights("lm_head.weight", table)
+        super().__init__(config)
+        self.model = AttentionSeq2SeqModel(config)
+        self.lm_head = nn.Linear(config.readout_width, config.target_vocab_size)
+        self.generation_config.max_length = DEFAULT_MAX_LENGTH
+        self.post_init()
+
+    # Embeddings
+
+    def get_encoder(self, *args, **kwargs) -> AttentionSeq2SeqEncoder:
+        """See `AttentionSeq2SeqModel.get_encoder`."""
+        return self.model.get_encoder()
+
+    def get_decoder(self) -> RecurrentDecoder:
+        """See `AttentionSeq2SeqModel.get_decoder`."""
+        return self.model.get_decoder()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The source embedding."""
+        return self.model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replaces the source embedding."""
+        self.model.set_input_embeddings(value)
+
+    def get_decoder_input_embeddings(self) -> nn.Embedding:
+        """The target embedding."""
+        return self.model.get_decoder_input_embeddings()
+
+    def set_decoder_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replaces the target embedding."""
+        self.model.set_decoder_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The output layer."""
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """Replaces the output layer."""
+        self.lm_head = value
+
+    def tie_embeddings_and_encoder_decoder(self) -> None:
+        """Ties the output layer to the target embedding (called before transformers 5, which has `_tied_weights_keys`)."""
+        if self.config.tie_word_embeddings:
+            self._tie_or_clone_weights(self.lm_head, self.get_decoder_input_embeddings())
+
+    def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True) -> nn.Embedding:
+        """Source embedding; with one vocabulary also the target's and the output layer."""
+        new = self.model._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if self.config.decoder_vocab_size is None:
+            self.lm_head = self._get_resized_lm_head(self.lm_head, new.num_embeddings, mean_resizing=mean_resizing)
+        return new
+
+    def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Embedding:
+        """Target embedding and output layer; see `AttentionSeq2SeqModel.resize_decoder_token_embeddings`."""
+        new = _resize_decoder_vocabulary(self.model, new_num_tokens)
+        self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens)
+        self.tie_weights()
+        return new
+
+    # Forward
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: EncoderOutput | tuple | None = None,
+        past_key_values: AttentionSeq2SeqCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        cache: AttentionSeq2SeqCache | None = None,
+    ) -> Seq2SeqLMOutput | tuple:
+        """
+        Args:
+            labels: `(batch, target_length)` int64, the words to predict; -100 is ignored. Without
+                `decoder_input_ids`, those are the labels shifted to the right behind `decoder_start_token_id`.
+            num_items_in_batch: divide the summed loss by this number of labels (of all accumulated and parallel
+                batches) in place of this batch's own.
+
+            For the others see `AttentionSeq2SeqModel.forward`.
+
+        Returns:
+            `loss`, the mean negative log-likelihood of the labels; `logits` `(rows, target_length,
+            target_vocab_size)`; the rest as `AttentionSeq2SeqModel.forward`.
+        """
+        return_dict = first_given(return_dict, self.config.return_dict, True)
+        if labels is not None:
+            check_labels(labels, self.lm_head.out_features)
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+            cache=cache,
+        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None if labels is None else sequence_loss(logits, labels, num_items_in_batch)
+        passed_on = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        output = Seq2SeqLMOutput(loss=loss, logits=logits, **passed_on)
+        return output if return_dict else output.to_tuple()
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Labels `(batch, target_length)` shifted to the right behind `decoder_start_token_id`, -100 as padding."""
+        start = self.config.decoder_start_token_id
+        shifted = torch.cat((labels.new_full((labels.shape[0], 1), start), labels[:, :-1]), dim=1)
+        return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
+
+
+def resize_decoder_embeddings(model: AttentionSeq2SeqModel, new_num_tokens: int, mean_resizing: bool = True) -> None:
+    """Resizes the target embedding alone."""
+    old = model.get_decoder_input_embeddings()
+    model.set_decoder_input_embeddings(
+        model._get_resized_embeddings(old, new_num_tokens, mean_resizing=mean_resizing)
+    )
+
+
+def _resize_decoder_vocabulary(model: AttentionSeq2SeqModel, new_num_tokens: int) -> nn.Embedding:
+    if model.config.decoder_vocab_size is None:
+        raise ValueError(
+            "decoder_vocab_size=None: source and target have one vocabulary; resize it with resize_token_embeddings."
+        )
+    resize_decoder_embeddings(model, new_num_tokens)
+    model.config.decoder_vocab_size = new_num_tokens
+    return model.get_decoder_input_embeddings()
+
+
+__all__ = [
+    "AttentionSeq2SeqForConditionalGeneration",
+    "AttentionSeq2SeqModel",
+    "AttentionSeq2SeqPreTrainedModel",
+]

@@ -1,0 +1,414 @@
+"""Text-to-text pipelines for any sequence-to-sequence model: generation, translation, summarization.
+
+Transformers 5 dropped the three tasks; `register_pipelines` gives them back with the outputs they had in version 4.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, Pipeline
+
+from .compat import eager_attention, register_pipeline_tasks, transformers_version
+
+logger = logging.getLogger(__name__)
+
+_NO_LIMIT = 10**20  # tokenizers without a maximum length report a number beyond this one
+_LENGTH_OPTIONS = {"max_length", "max_new_tokens"}
+
+
+class Text2TextGenerationPipeline(Pipeline):
+    r"""
+    Text in, text out, with any model of `AutoModelForSeq2SeqLM`.
+
+    A text gives a list of records, one for each returned sequence: `[{"generated_text": "..."}]`. A list gives a list
+    of records when each text has one returned sequence, else a list of such lists; a generator or a `torch` data set
+    gives an iterator over the lists of each text. An empty text gives empty texts; the model is not asked.
+
+    Options, for the constructor or a call:
+        return_tensors (`bool`): token ids instead of text, under `generated_token_ids`, `(length,)`, `torch.long`,
+            with start, end and padding tokens as `generate` returns them.
+        return_text (`bool`): accepted as in version 4, where `return_tensors` alone decides.
+        return_alignments (`bool`): each record also gets `"alignment"`, a dictionary with the `source_tokens` and
+            `target_tokens` (lists of `str`, start and padding tokens left out, end tokens included) and the
+            cross-attention `weights` of the last decoder layer, a `torch.float32` tensor on the CPU of shape
+            `(target_length, source_length)`, or `(heads, target_length, source_length)` for several heads. Row `i`
+            is the attention that predicted target token `i`. An empty text has no tokens and weights `(0, 0)`.
+        truncation (`bool`, `str`): as for the tokenizer; cuts an input that is longer than the model takes.
+        clean_up_tokenization_spaces (`bool`): as for `tokenizer.decode`, `False` if not given.
+        stop_sequence (`str`): stop at the first token of this text.
+        batch_size (`int`), num_workers (`int`): as in every pipeline.
+        **generate_options: everything else is for `model.generate`, which refuses what it does not know.
+
+    What neither the caller, the model's `task_specific_params` nor its generation configuration decides is
+    `num_beams=4` and `max_new_tokens=256`. A `generation_config` replaces all of these.
+
+    Raises:
+        TypeError: an input that is not text.
+        ValueError: an input that is too long without `truncation`; alignments asked from a model that has none; a
+            model that is no encoder-decoder; an unknown option.
+    """
+
+    _load_tokenizer = True
+    _load_processor = False
+    _load_image_processor = False
+    _load_video_processor = False
+    _load_feature_extractor = False
+    # The base class prepares the options of `generate` differently in each version, and loses some; see below.
+    _pipeline_calls_generate = False
+    default_generate_options = {"max_new_tokens": 256, "num_beams": 4}
+
+    return_name = "generated"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if not getattr(self.model.config, "is_encoder_decoder", False):
+            raise ValueError(
+                f"{type(self).__name__} needs an encoder-decoder model (one of AutoModelForSeq2SeqLM), "
+                f"got {type(self.model).__name__}."
+            )
+        if self.tokenizer is None:
+            raise ValueError(f"{type(self).__name__} needs a tokenizer: pass tokenizer=.")
+        task_options = dict(self._task_options())
+        self.prefix = task_options.pop("prefix", None) or getattr(self.model.config, "prefix", None) or ""
+        own = {name: self._forward_params.pop(name) for name in self._forward_params.keys() - {"return_alignments"}}
+        self._constructor_options = own if "generation_config" in own else _override(task_options, own)
+
+    def _task_options(self) -> dict[str, Any]:
+        """The options (and the prefix) that the model's configuration holds for this task."""
+        return (getattr(self.model.config, "task_specific_params", None) or {}).get(self.task, {})
+
+    def _sanitize_parameters(
+        self,
+        return_tensors: bool | None = None,
+        return_text: bool | None = None,
+        return_alignments: bool | None = None,
+        clean_up_tokenization_spaces: bool | None = None,
+        truncation: bool | str | None = None,
+        stop_sequence: str | None = None,
+        **generate_options: Any,
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        if stop_sequence is not None:
+            generate_options["eos_token_id"] = self._first_token_id(stop_sequence)
+        preprocess = {"truncation": truncation}
+        forward = {"return_alignments": return_alignments}
+        postprocess = {
+            "return_tensors": return_tensors,
+            "return_alignments": return_alignments,
+            "clean_up_tokenization_spaces": clean_up_tokenization_spaces,
+        }
+        return _given(preprocess), {**_given(forward), **generate_options}, _given(postprocess)
+
+    def _first_token_id(self, stop_sequence: str) -> int:
+        ids = self.tokenizer(text_target=stop_sequence, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise ValueError(f"stop_sequence={stop_sequence!r} has no tokens; a text with at least one is needed.")
+        if len(ids) > 1:
+            warnings.warn(
+                f"stop_sequence={stop_sequence!r} has {len(ids)} tokens; generation stops at the first of them. "
+                "For a whole text use stop_strings=[...] with tokenizer=.",
+                stacklevel=2,
+            )
+        return ids[0]
+
+    def __call__(self, inputs: Any, **options: Any) -> Any:
+        """Runs the pipeline; see the class for inputs, options and results."""
+        if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, list)):
+            inputs = list(inputs)  # a tuple, or a column of a data set
+        if not isinstance(inputs, list):
+            return super().__call__(inputs, **options)
+        for position, text in enumerate(inputs):
+            _check_text(text, f" at position {position} of the list")
+        results = super().__call__(inputs, **options) if inputs else []
+        return [result[0] for result in results] if all(len(result) == 1 for result in results) else results
+
+    def preprocess(self, inputs: str, truncation: bool | str = False, **options: Any) -> dict[str, Any]:
+        """Tokens of one text, each tensor `(1, source_length)`, and `is_empty`, `(1,)`, `torch.bool`."""
+        _check_text(inputs)
+        limit = self._source_limit()
+        is_cut = truncation not in (None, False, "do_not_truncate") and limit is not None
+        options.update({"truncation": truncation, "max_length": limit} if is_cut else {"truncation": False})
+        encoded = {name: value for name, value in self._tokenize(inputs, **options).items() if name != "token_type_ids"}
+        length = encoded["input_ids"].shape[1]
+        if limit is not None and length > limit:
+            raise ValueError(
+                f"The input has {length} tokens, but the tokenizer and model allow {limit}: {_excerpt(inputs)}. "
+                "Pass truncation=True to use only its beginning, or split it."
+            )
+        if length == 0:  # keep a column, so that the row can stand in a batch
+            encoded = {name: _column(value) if torch.is_tensor(value) else value for name, value in encoded.items()}
+        return {**encoded, "is_empty": torch.tensor([not inputs or length == 0])}
+
+    def _tokenize(self, text: str, **options: Any) -> dict[str, Any]:
+        return self.tokenizer(self.prefix + text if text else "", return_tensors="pt", **options)
+
+    def _source_limit(self) -> int | None:
+        """The largest number of source tokens; `None` if there is no limit."""
+        limits = (self.tokenizer.model_max_length, getattr(self.model.config, "max_position_embeddings", None))
+        return min((int(limit) for limit in limits if limit is not None and limit < _NO_LIMIT), default=None)
+
+    def _forward(
+        self, model_inputs: dict[str, Any], return_alignments: bool = False, **options: Any
+    ) -> dict[str, torch.Tensor]:
+        """
+        Generates for the rows that are not empty.
+
+        Returns:
+            `output_ids` `(batch, returned, target_length)` and `is_empty` `(batch,)`; for alignments also
+            `input_ids` and `attention_mask` `(batch, source_length)`, `weights`
+            `(batch, returned, heads, target_length - 1, source_length)`, and `lengths` `(batch, returned)`: the
+            number of tokens after the start token. Empty rows hold padding and zeros.
+        """
+        options = self._generate_options(options)
+        is_empty = model_inputs.pop("is_empty")
+        if is_empty.all():
+            returned = self._setting("num_return_sequences", options) or 1
+            return {"output_ids": torch.zeros(len(is_empty), returned, 0, dtype=torch.long), "is_empty": is_empty}
+
+        # A setting that the tokenizer adds, such as the target language, comes as a list from a batch.
+        rows = {
+            name: value[~is_empty] if torch.is_tensor(value) else value[0] if isinstance(value, list) else value
+            for name, value in model_inputs.items()
+        }
+        generated = self.model.generate(**{**rows, **options})
+        sequences = generated if torch.is_tensor(generated) else generated.sequences
+        pad_token_id = self._setting("pad_token_id", options)
+        outputs = {"output_ids": _spread(sequences, is_empty, pad_token_id or 0), "is_empty": is_empty}
+        if return_alignments:
+            input_ids = model_inputs["input_ids"]
+            lengths = _generated_lengths(sequences, self._setting("eos_token_id", options), pad_token_id)
+            outputs["input_ids"] = input_ids
+            outputs["attention_mask"] = model_inputs.get("attention_mask", torch.ones_like(input_ids))
+            outputs["weights"] = _spread(self._cross_attention(rows, sequences), is_empty, 0)
+            outputs["lengths"] = _spread(lengths, is_empty, 0)
+        return outputs
+
+    def _generate_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of one `generate` call: the call's, over the constructor's and task's, over the defaults."""
+        if "generation_config" not in options:
+            options = _override(self._constructor_options, options)
+        if "generation_config" in options:
+            return options
+        model_options = self.model.generation_config.to_diff_dict()
+        decided = options.keys() | model_options.keys()
+        for name, value in self.default_generate_options.items():
+            if not decided & (_LENGTH_OPTIONS if name in _LENGTH_OPTIONS else {name}):
+                options[name] = value
+        if "max_length" in options:
+            options.setdefault("max_new_tokens", None)  # else one in the generation configuration would win
+        if self.tokenizer.pad_token_id is not None and model_options.get("pad_token_id") is None:
+            options.setdefault("pad_token_id", self.tokenizer.pad_token_id)
+        return options
+
+    def _setting(self, name: str, options: dict[str, Any]) -> Any:
+        """The value that `generate` uses for `name`."""
+        if options.get(name) is not None:
+            return options[name]
+        value = getattr(options.get("generation_config"), name, None)
+        return getattr(self.model.generation_config, name, None) if value is None else value
+
+    def _cross_attention(self, rows: dict[str, Any], sequences: torch.Tensor) -> torch.Tensor:
+        """
+        Decodes the returned `sequences`, `(rows * returned, target_length)`, once more to read the attention.
+
+        Returns:
+            `(rows * returned, heads, target_length - 1, source_length)`.
+        """
+        returned = len(sequences) // len(rows["input_ids"])
+        names = rows.keys() & {"input_ids", "attention_mask"}
+        source = {name: rows[name].repeat_interleave(returned, dim=0) for name in names}
+        with eager_attention(self.model):
+            output = self.model(
+                **source,
+                decoder_input_ids=sequences[:, :-1],
+                output_attentions=True,
+                use_cache=False,
+                return_dict=True,
+            )
+        layers = getattr(output, "cross_attentions", None)
+        if not layers or layers[-1] is None:
+            config = self.model.config
+            reason = (
+                "its configuration has attention_type='none'"
+                if getattr(config, "attention_type", None) == "none"
+                else f"with attn_implementation={config._attn_implementation!r} it returns no cross_attentions; "
+                "if it has any, load it with attn_implementation='eager'"
+            )
+            raise ValueError(f"return_alignments=True is not possible for {type(self.model).__name__}: {reason}.")
+        return layers[-1]
+
+    def postprocess(
+        self,
+        model_outputs: dict[str, torch.Tensor],
+        return_tensors: bool = False,
+        return_alignments: bool = False,
+        clean_up_tokenization_spaces: bool = False,
+    ) -> list[dict[str, Any]]:
+        """The records of one text from the outputs of `_forward` for it, a batch of one."""
+        is_empty = bool(model_outputs["is_empty"][0])
+        records = []
+        for index, ids in enumerate(model_outputs["output_ids"][0]):
+            if is_empty:
+                ids = ids[:0]
+            if return_tensors:
+                record = {f"{self.return_name}_token_ids": ids}
+            else:
+                text = "" if is_empty else self.tokenizer.decode(
+                    ids, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
+                )
+                record = {f"{self.return_name}_text": text}
+            if return_alignments:
+                record["alignment"] = self._alignment(model_outputs, index)
+            records.append(record)
+        return records
+
+    def _alignment(self, outputs: dict[str, torch.Tensor], index: int) -> dict[str, Any]:
+        if outputs["is_empty"][0]:
+            return {"source_tokens": [], "target_tokens": [], "weights": torch.zeros(0, 0)}
+        is_token = outputs["attention_mask"][0].bool()
+        length = int(outputs["lengths"][0, index])
+        weights = outputs["weights"][0, index, :, :length][..., is_token].float()
+        target_ids = outputs["output_ids"][0, index, 1 : 1 + length].tolist()
+        target_tokenizer = getattr(self.tokenizer, "target_tokenizer", self.tokenizer)
+        return {
+            "source_tokens": self._source_tokens(outputs["input_ids"][0][is_token].tolist()),
+            "target_tokens": target_tokenizer.convert_ids_to_tokens(target_ids),
+            "weights": weights[0] if len(weights) == 1 else weights,
+        }
+
+    def _source_tokens(self, ids: list[int]) -> list[str]:
+        if not getattr(self.tokenizer, "separate_vocabs", False):
+            return self.tokenizer.convert_ids_to_tokens(ids)
+        # With two vocabularies Marian's tokenizer converts by the target one, but `get_vocab` is the source one.
+        tokens = {token_id: token for token, token_id in self.tokenizer.get_vocab().items()}
+        return [tokens[token_id] for token_id in ids]
+
+
+class SummarizationPipeline(Text2TextGenerationPipeline):
+    """`Text2TextGenerationPipeline` with the records `{"summary_text": ...}` or `{"summary_token_ids": ...}`."""
+
+    return_name = "summary"
+
+
+class TranslationPipeline(Text2TextGenerationPipeline):
+    r"""
+    `Text2TextGenerationPipeline` with the records `{"translation_text": ...}` or `{"translation_token_ids": ...}`.
+
+    Further options:
+        src_lang, tgt_lang (`str`): the languages, for multilingual tokenizers; they come from the task if its name is
+            `translation_XX_to_YY`. Models for one pair of languages ignore them.
+    """
+
+    return_name = "translation"
+
+    def _task_options(self) -> dict[str, Any]:
+        tasks = getattr(self.model.config, "task_specific_params", None) or {}
+        known = [task for task in tasks if task.startswith("translation")]
+        if self.task == "translation" and known:
+            self.task = known[0]
+            warnings.warn(f'"translation" names no languages; the model\'s first task, "{self.task}", is used.')
+        return super()._task_options()
+
+    def _sanitize_parameters(
+        self, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        preprocess, forward, postprocess = super()._sanitize_parameters(**options)
+        return {**preprocess, **_given({"src_lang": src_lang, "tgt_lang": tgt_lang})}, forward, postprocess
+
+    def _tokenize(
+        self, text: str, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
+    ) -> dict[str, Any]:
+        build_inputs = getattr(self.tokenizer, "_build_translation_inputs", None)
+        if build_inputs is None:
+            return super()._tokenize(text, **options)
+        words = self.task.split("_")  # translation_XX_to_YY
+        pair = (words[1], words[3]) if len(words) == 4 else (None, None)
+        return build_inputs(
+            text, return_tensors="pt", src_lang=src_lang or pair[0], tgt_lang=tgt_lang or pair[1], **options
+        )
+
+
+_PIPELINES = {
+    "text2text-generation": Text2TextGenerationPipeline,
+    "translation": TranslationPipeline,
+    "summarization": SummarizationPipeline,
+}
+
+
+def register_pipelines() -> None:
+    """
+    Makes `pipeline("translation")`, `"translation_XX_to_YY"`, `"summarization"` and `"text2text-generation"` work.
+
+    Tasks that transformers has itself stay as they are. If this version of transformers does not let the tasks in, a
+    warning says so, and how to do without.
+    """
+    try:
+        register_pipeline_tasks(_PIPELINES, AutoModelForSeq2SeqLM)
+    except Exception as error:  # whatever a later version changes must not stop the import
+        logger.warning(
+            "transformers %s does not accept the tasks %s (%s: %s). Build the pipeline from its class instead, as in "
+            "TranslationPipeline(model=model, tokenizer=tokenizer).",
+            transformers_version(),
+            ", ".join(_PIPELINES),
+            type(error).__name__,
+            error,
+        )
+
+
+def _check_text(text: Any, where: str = "") -> None:
+    if not isinstance(text, str):
+        raise TypeError(
+            f"The input{where} is of type {type(text).__name__}; allowed are a text (str), a list of texts, and a "
+            "generator or torch data set that yields texts."
+        )
+
+
+def _excerpt(text: str) -> str:
+    return repr(text if len(text) <= 50 else text[:50] + "...")
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _override(options: dict[str, Any], stronger: dict[str, Any]) -> dict[str, Any]:
+    """`options` replaced by `stronger`; either length option in `stronger` replaces both."""
+    if _LENGTH_OPTIONS & stronger.keys():
+        options = {name: value for name, value in options.items() if name not in _LENGTH_OPTIONS}
+    return {**options, **stronger}
+
+
+def _column(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(len(tensor), 1, dtype=torch.long, device=tensor.device)
+
+
+def _spread(values: torch.Tensor, is_empty: torch.Tensor, fill: int) -> torch.Tensor:
+    """Puts `values`, `(rows * returned, ...)`, into `(batch, returned, ...)`, where the empty rows hold `fill`."""
+    rows = int((~is_empty).sum())
+    spread = values.new_full((len(is_empty), len(values) // rows, *values.shape[1:]), fill)
+    spread[~is_empty] = values.view(rows, -1, *values.shape[1:])
+    return spread
+
+
+def _generated_lengths(sequences: torch.Tensor, eos_token_id: Any, pad_token_id: int | None) -> torch.Tensor:
+    """
+    The number of tokens after the start token: to the first end token, else to the last token that is no padding.
+
+    Args:
+        sequences: `(rows, target_length)`, `torch.long`, beginning with the start token.
+
+    Returns:
+        `(rows,)`, `torch.long`.
+    """
+    tokens = sequences[:, 1:]
+    positions = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    end_ids = torch.as_tensor([] if eos_token_id is None else eos_token_id, dtype=torch.long, device=tokens.device)
+    is_end = torch.isin(tokens, end_ids)
+    is_token = torch.ones_like(is_end) if pad_token_id is None else tokens != pad_token_id
+    is_before_end = is_end.long().cumsum(dim=1) - is_end.long() == 0
+    is_kept = is_before_end & (is_token | is_end)
+    return (positions * is_kept).amax(dim=1) if tokens.shape[1] else positions.new_zeros(len(tokens))

@@ -1,0 +1,51 @@
+"""One recurrent layer, whichever cell it has: over whole sequences and step by step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+_MODULES = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+_CELLS = {"lstm": torch.lstm_cell, "gru": torch.gru_cell, "rnn": torch.rnn_tanh_cell}
+STATE_TENSORS = {"lstm": 2, "gru": 1, "rnn": 1}
+
+
+class RecurrentLayer(nn.Module):
+    """
+    One LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho 2014) or tanh layer.
+
+    A state is a tuple of tensors, `(hidden,)` or for LSTM `(hidden, cell)`, each `(batch, directions * hidden_size)`,
+    so that nobody else needs to know which cell this is. `forward` and repeated `step` compute the same.
+    """
+
+    def __init__(self, rnn_type: str, input_size: int, hidden_size: int, bidirectional: bool = False):
+        super().__init__()
+        self.rnn_type = rnn_type
+        self.rnn = _MODULES[rnn_type](input_size, hidden_size, batch_first=True, bidirectional=bidirectional)
+
+    def forward(
+        self, inputs: Tensor | PackedSequence, state: tuple[Tensor, ...] | None = None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
+        """
+        Args:
+            inputs: `(batch, length, input_size)`, or packed sentences.
+            state: the first state of a unidirectional layer; zeros if not given.
+
+        Returns:
+            the hidden states `(batch, length, directions * hidden_size)`, packed if the inputs were, and the last
+            state of each sentence.
+        """
+        if state is not None:
+            state = tuple(tensor.unsqueeze(0).contiguous() for tensor in state)
+            state = state if len(state) > 1 else state[0]
+        outputs, last = self.rnn(inputs, state)
+        last = last if isinstance(last, tuple) else (last,)
+        return outputs, tuple(tensor.transpose(0, 1).flatten(1) for tensor in last)
+
+    def step(self, inputs: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The state after one more input `(batch, input_size)`; unidirectional layers only."""
+        rnn = self.rnn
+        weights = (rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0)
+        new = _CELLS[self.rnn_type](inputs, state if len(state) > 1 else state[0], *weights)
+        return new if isinstance(new, tuple) else (new,)

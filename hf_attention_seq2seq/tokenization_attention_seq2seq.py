@@ -1,0 +1,352 @@
+"""A fast tokenizer for translation-like tasks that holds one shared or two separate vocabularies.
+
+Two vocabularies are two `tokenizers.Tokenizer` backends behind one Transformers tokenizer. Nothing is switched while a
+text is encoded: the other side is reached through a *view*, a shallow copy of the tokenizer that holds the other
+backend, so an exception or a second thread cannot leave the tokenizer on the wrong side.
+"""
+
+import copy
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import BatchEncoding
+
+from .vocabulary import VocabularyTraining, train_vocabulary
+
+TOKENIZER_FILE = "tokenizer.json"
+TARGET_TOKENIZER_FILE = "target_tokenizer.json"
+SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+# What `train_from_iterator` passes on to the constructor; a misspelt option must not vanish there.
+CONSTRUCTOR_OPTIONS = ("model_max_length", "padding_side", "truncation_side", "split_special_tokens", *SPECIAL_TOKENS)
+
+
+class AttentionSeq2SeqTokenizer(PreTrainedTokenizerFast):
+    """Fast tokenizer with one vocabulary for both sides, or one for the source and one for the target.
+
+    Which side a call uses:
+
+    - `tokenizer(text)`, `convert_ids_to_tokens`, `convert_tokens_to_ids`, `get_vocab`, `len`: the source;
+    - `tokenizer(text_target=...)` (and the `labels` of `tokenizer(text, text_target=...)`), `decode`, `batch_decode`:
+      the target; `decode(ids, use_source_tokenizer=True)` decodes source ids;
+    - everything else on the target: `target_tokenizer`, this tokenizer seen from the target side
+      (`tokenizer.target_tokenizer.convert_ids_to_tokens(ids)`). Pass it to whatever looks at output text or its
+      vocabulary by itself, such as `generate(..., stop_strings=..., tokenizer=tokenizer.target_tokenizer)`.
+
+    With one vocabulary the sides are the same and all of this is the tokenizer itself.
+
+    `pad`, `bos`, `eos` and `unk` (0 to 3 when trained here) and any other named special token have one id for both
+    sides. `add_tokens` and `add_special_tokens` add to both vocabularies, each at its own end, so added tokens may
+    have different ids on the two sides: a named special token for which that would happen raises `ValueError`. To add
+    to one side only, use `source_tokenizer.add_tokens` or `target_tokenizer.add_tokens`.
+
+    Make one with `train_from_iterator` or `from_pretrained`.
+
+    Args:
+        tokenizer_object (`tokenizers.Tokenizer`, *optional*): The source backend; it must append `eos_token` itself.
+        tokenizer_file (`str`, *optional*): The file of the source backend, used if no object is given.
+        target_tokenizer_object (`tokenizers.Tokenizer`, *optional*): The target backend.
+        target_tokenizer_file (`str`, *optional*): The file of the target backend, used if no object is given.
+        separate_vocabs (`bool`, *optional*): Whether there are two vocabularies. By default, if a target backend is
+            given; `True` without one is an error, with `False` it is not loaded.
+        kwargs: Passed on to `PreTrainedTokenizerFast`.
+
+    Raises:
+        ValueError: No source backend, no target backend although `separate_vocabs`, or a named special token that has
+            different ids on the two sides.
+    """
+
+    vocab_files_names = {"tokenizer_file": TOKENIZER_FILE, "target_tokenizer_file": TARGET_TOKENIZER_FILE}
+    model_input_names = ["input_ids", "attention_mask"]
+    slow_tokenizer_class = None
+
+    def __init__(
+        self,
+        tokenizer_object: Tokenizer | None = None,
+        tokenizer_file: str | None = None,
+        target_tokenizer_object: Tokenizer | None = None,
+        target_tokenizer_file: str | None = None,
+        separate_vocabs: bool | None = None,
+        **kwargs,
+    ):
+        if tokenizer_object is None and tokenizer_file is None:
+            raise ValueError(
+                f"{type(self).__name__} has no vocabulary: make one with train_from_iterator, or load a directory "
+                f"that holds {TOKENIZER_FILE}"
+            )
+        has_target = target_tokenizer_object is not None or target_tokenizer_file is not None
+        separate_vocabs = has_target if separate_vocabs is None else separate_vocabs
+        if separate_vocabs and not has_target:
+            raise ValueError(
+                f"separate_vocabs={separate_vocabs!r}, but there is no target vocabulary: {TARGET_TOKENIZER_FILE} "
+                f"must lie beside {TOKENIZER_FILE}"
+            )
+        # Set first, because the base constructor may add special tokens. A tokenizer rather than a bare backend, so
+        # that `datasets` treats both backends alike when it makes a fingerprint.
+        self._target = None
+        if separate_vocabs:
+            self._target = PreTrainedTokenizerFast(
+                tokenizer_object=target_tokenizer_object, tokenizer_file=target_tokenizer_file
+            )
+        if isinstance(kwargs.get("extra_special_tokens"), list | tuple):
+            # The name of transformers 5 for a list of tokens; this one is read by transformers 4 as well.
+            kwargs["additional_special_tokens"] = kwargs.pop("extra_special_tokens")
+        super().__init__(
+            tokenizer_object=tokenizer_object,
+            tokenizer_file=tokenizer_file,
+            separate_vocabs=separate_vocabs,
+            **{**SPECIAL_TOKENS, **kwargs},
+        )
+        self._check_ids_agree(self.special_tokens_map)
+
+    @classmethod
+    def convert_to_native_format(cls, **kwargs) -> dict[str, Any]:
+        """Keeps transformers 5 from taking `tokenizer.json` apart: the constructor loads it whole."""
+        return kwargs
+
+    @classmethod
+    def train_from_iterator(
+        cls,
+        source: Iterable[str],
+        target: Iterable[str] | None = None,
+        model: str = "bpe",
+        vocab_size: int = 8000,
+        *,
+        target_model: str | None = None,
+        target_vocab_size: int | None = None,
+        min_frequency: int = 1,
+        limit_alphabet: int | None = None,
+        lowercase: bool = False,
+        target_lowercase: bool | None = None,
+        normalization: str | None = None,
+        special_tokens: Sequence[str] = (),
+        **kwargs,
+    ) -> "AttentionSeq2SeqTokenizer":
+        """Trains a tokenizer on texts.
+
+        The units:
+
+        - `"bpe"`, `"unigram"`: subwords. `▁` stands for the space before a word; a `▁` in the text itself is decoded
+          as a space. Any other text of seen characters is decoded exactly, spaces included.
+        - `"word"`: what stands between white space, such as words or phones; decoded with single spaces.
+        - `"char"`: grapheme clusters (a letter with its combining marks, a whole emoji) and spaces. Clusters that were
+          not seen, or for which the vocabulary has no room, are made of several code points; text of seen code points
+          is decoded exactly.
+
+        What was not seen becomes `<unk>`. Training is reproducible.
+
+        Args:
+            source (iterable of `str`): The source texts, read once.
+            target (iterable of `str`, *optional*): The target texts. If given, the sides have separate vocabularies;
+                for a shared one chain both sides into `source`.
+            model (`str`, *optional*, defaults to `"bpe"`): The unit: `"bpe"`, `"unigram"`, `"word"` or `"char"`.
+            vocab_size (`int`, *optional*, defaults to 8000): The most entries a vocabulary may have, special tokens
+                included; a small text gives fewer. All characters seen must fit, except with `"word"`, which keeps
+                the most frequent words.
+            target_model (`str`, *optional*): The unit of the target side, by default `model`.
+            target_vocab_size (`int`, *optional*): The size of the target side, by default `vocab_size`.
+            min_frequency (`int`, *optional*, defaults to 1): How often a word, or a pair that is to be merged, must
+                occur. Not for `"unigram"`.
+            limit_alphabet (`int`, *optional*): Keeps only so many characters, the most frequent. For `"bpe"` and
+                `"char"`.
+            lowercase (`bool`, *optional*, defaults to `False`): Whether to lower-case texts.
+            target_lowercase (`bool`, *optional*): The same for the target side, by default `lowercase`.
+            normalization (`str`, *optional*): The Unicode form to bring texts into: `"NFC"`, `"NFD"`, `"NFKC"` or
+                `"NFKD"`.
+            special_tokens (sequence of `str`, *optional*): More special tokens, such as language tags. They get the
+                ids from 4 on, on both sides.
+            kwargs: For the constructor: `model_max_length`, `padding_side`, `truncation_side`, `split_special_tokens`,
+                or other names for `pad_token`, `bos_token`, `eos_token`, `unk_token` (ids 0 to 3).
+
+        Raises:
+            TypeError: A side is not an iterable of strings, or an unknown option.
+            ValueError: An option out of range, a side without text, or a vocabulary too small for its characters.
+        """
+        if unknown := sorted(set(kwargs) - set(CONSTRUCTOR_OPTIONS)):
+            raise TypeError(f"unknown options {unknown}; allowed beside the named ones are {CONSTRUCTOR_OPTIONS}")
+        target_options = {"model": target_model, "vocab_size": target_vocab_size, "lowercase": target_lowercase}
+        given = {name: value for name, value in target_options.items() if value is not None}
+        if target is None and given:
+            raise ValueError(f"target_{'/target_'.join(given)} given without target; allowed only with target texts")
+
+        named = {name: str(kwargs.get(name, default)) for name, default in SPECIAL_TOKENS.items()}
+        if isinstance(special_tokens, str) or not all(isinstance(token, str) and token for token in special_tokens):
+            raise ValueError(f"special_tokens={special_tokens!r} is not allowed; it must be a sequence of strings")
+        # Looked for after normalization, so that the space after a tag is not taken for the beginning of a text.
+        tags = [AddedToken(token, normalized=True, special=True) for token in special_tokens]
+        if len({*named.values(), *special_tokens}) < len(named) + len(tags):
+            raise ValueError(f"special tokens must differ, got {[*named.values(), *special_tokens]}")
+        options = {
+            "model": model,
+            "vocab_size": vocab_size,
+            "special_tokens": (*named.values(), *tags),
+            "min_frequency": min_frequency,
+            "limit_alphabet": limit_alphabet,
+            "lowercase": lowercase,
+            "normalization": normalization,
+        }
+        trainings = [VocabularyTraining(**options)]
+        if target is not None:
+            trainings.append(VocabularyTraining(**{**options, **given}))
+        models = {training.model for training in trainings}
+        if min_frequency > 1 and models == {"unigram"}:
+            raise ValueError(f"min_frequency={min_frequency} has no effect with unigram; allowed is 1")
+        if limit_alphabet is not None and not models & {"bpe", "char"}:
+            raise ValueError(f"limit_alphabet={limit_alphabet} has no effect with {models}; allowed is None")
+
+        backends = [
+            train_vocabulary(side, texts, training)
+            for side, texts, training in zip(("source", "target"), (source, target), trainings, strict=False)
+        ]
+        return cls(
+            tokenizer_object=backends[0],
+            target_tokenizer_object=backends[1] if target is not None else None,
+            additional_special_tokens=list(special_tokens),
+            **{**kwargs, **named},
+        )
+
+    def train_new_from_iterator(self, *args, **kwargs) -> "AttentionSeq2SeqTokenizer":
+        """As in the library, for a shared vocabulary only.
+
+        Raises:
+            ValueError: The tokenizer has two vocabularies.
+        """
+        if self.separate_vocabs:
+            raise ValueError(
+                "train_new_from_iterator trains one vocabulary and this tokenizer has two: use train_from_iterator"
+            )
+        return super().train_new_from_iterator(*args, **kwargs)
+
+    # --- the two sides
+
+    @property
+    def separate_vocabs(self) -> bool:
+        """Whether source and target have vocabularies of their own."""
+        return self._target is not None
+
+    @property
+    def source_tokenizer(self) -> "AttentionSeq2SeqTokenizer":
+        """This tokenizer with the source vocabulary on both sides; it shares vocabulary and settings with this one."""
+        return self._seen_from(self.backend_tokenizer) if self.separate_vocabs else self
+
+    @property
+    def target_tokenizer(self) -> "AttentionSeq2SeqTokenizer":
+        """This tokenizer with the target vocabulary on both sides; it shares vocabulary and settings with this one."""
+        return self._seen_from(self._target.backend_tokenizer) if self.separate_vocabs else self
+
+    def _seen_from(self, backend: Tokenizer) -> "AttentionSeq2SeqTokenizer":
+        view = copy.copy(self)
+        view._tokenizer, view._target = backend, None
+        return view
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Size of the target vocabulary with added tokens: what `len(tokenizer)` is for the source."""
+        return len(self.target_tokenizer)
+
+    def get_target_vocab(self) -> dict[str, int]:
+        """The target vocabulary, as `get_vocab` gives the source vocabulary."""
+        return self.target_tokenizer.get_vocab()
+
+    def convert_ids_to_target_tokens(self, ids: int | list[int], skip_special_tokens: bool = False) -> str | list[str]:
+        """The tokens of target ids, as `convert_ids_to_tokens` gives those of source ids."""
+        return self.target_tokenizer.convert_ids_to_tokens(ids, skip_special_tokens)
+
+    @contextmanager
+    def as_target_tokenizer(self) -> Iterator[None]:
+        """Within the block every method works on the target side, for code that does not know `text_target=`.
+
+        Unlike `text_target=` this changes the tokenizer for as long as the block lasts, for all threads.
+        """
+        backend = self._tokenizer
+        self._tokenizer = self.target_tokenizer.backend_tokenizer
+        try:
+            yield
+        finally:
+            self._tokenizer = backend
+
+    # --- encoding and decoding
+
+    def __call__(
+        self, text=None, text_pair=None, text_target=None, text_pair_target=None, *args, **kwargs
+    ) -> BatchEncoding:
+        """Encodes `text` with the source and `text_target` with the target vocabulary; arguments as in the library.
+
+        Returns:
+            `BatchEncoding`: `input_ids` and `attention_mask` of the only text given; with both texts those of `text`,
+            and the ids of `text_target` as `labels`. Every sequence ends with `</s>`, after truncation too.
+        """
+        if text_target is None or not self.separate_vocabs:
+            return super().__call__(text, text_pair, text_target, text_pair_target, *args, **kwargs)
+        targets = self.target_tokenizer(None, None, text_target, text_pair_target, *args, **kwargs)
+        if text is None:
+            return targets
+        encodings = super().__call__(text, text_pair, None, None, *args, **kwargs)
+        encodings["labels"] = targets["input_ids"]
+        return encodings
+
+    def _decode(self, token_ids: int | list[int], *args, use_source_tokenizer: bool = False, **kwargs) -> str:
+        if self.separate_vocabs and not use_source_tokenizer:
+            return self.target_tokenizer._decode(token_ids, *args, **kwargs)
+        try:
+            return super()._decode(token_ids, *args, **kwargs)
+        except OverflowError as error:
+            raise ValueError(
+                f"token ids must not be negative, got {token_ids!r:.80}; replace the -100 of ignored labels by "
+                f"pad_token_id={self.pad_token_id} before decoding"
+            ) from error
+
+    # --- changing and saving the vocabularies
+
+    def add_special_tokens(self, special_tokens_dict: dict[str, Any], *args, **kwargs) -> int:
+        """Adds to both vocabularies, as in the library.
+
+        Raises:
+            ValueError: A named token (`pad_token`, ...) would have different ids on the two sides; nothing is changed.
+        """
+        self._check_ids_agree(special_tokens_dict)
+        return super().add_special_tokens(special_tokens_dict, *args, **kwargs)
+
+    def _add_tokens(self, new_tokens: list[str | AddedToken], special_tokens: bool = False) -> int:
+        if self.separate_vocabs:
+            self._target.add_tokens(new_tokens, special_tokens=special_tokens)
+        return super()._add_tokens(new_tokens, special_tokens=special_tokens)
+
+    def _check_ids_agree(self, special_tokens: dict[str, Any]) -> None:
+        """Compares the ids that the named tokens have, or would get at the end of each vocabulary."""
+        if not self.separate_vocabs:
+            return
+        for name, token in special_tokens.items():
+            if not isinstance(token, str | AddedToken):
+                continue  # a list of unnamed tokens, whose ids may differ
+            source_id, target_id = (
+                backend.get_vocab_size() if (known := backend.token_to_id(str(token))) is None else known
+                for backend in (self.backend_tokenizer, self._target.backend_tokenizer)
+            )
+            if source_id != target_id:
+                raise ValueError(
+                    f"{name}={str(token)!r} has id {source_id} in the source and id {target_id} in the target "
+                    "vocabulary; allowed are tokens with one id for both, such as those of "
+                    "train_from_iterator(special_tokens=...)"
+                )
+
+    def _save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        file_names: tuple[str, ...],
+        legacy_format: bool | None = None,
+        filename_prefix: str | None = None,
+    ) -> tuple[str, ...]:
+        file_names = super()._save_pretrained(save_directory, file_names, legacy_format, filename_prefix)
+        if not self.separate_vocabs:
+            return file_names
+        prefix = f"{filename_prefix}-" if filename_prefix else ""
+        target_file = os.path.join(str(save_directory), prefix + TARGET_TOKENIZER_FILE)
+        self._target.backend_tokenizer.save(target_file)
+        return (*file_names, target_file)
+
+
+__all__ = ["AttentionSeq2SeqTokenizer"]

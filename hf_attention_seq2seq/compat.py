@@ -23,6 +23,7 @@ _DEFAULT_CHECKPOINTS = {
 
 
 def transformers_version() -> str:
+    """The version of transformers in use, for messages."""
     return transformers.__version__
 
 
@@ -45,9 +46,9 @@ def register_pipeline_tasks(pipeline_classes: dict[str, type], model_class: type
     registry = pipelines.PIPELINE_REGISTRY
     missing = {task: cls for task, cls in pipeline_classes.items() if task not in registry.supported_tasks}
     for task, pipeline_class in missing.items():
-        getattr(pipelines, "REMOVED_TASKS", {}).pop(task, None)
         registry.register_pipeline(task, pipeline_class, pt_model=model_class, type="text")
         registry.supported_tasks[task]["default"] = _DEFAULT_CHECKPOINTS[task]
+        getattr(pipelines, "REMOVED_TASKS", {}).pop(task, None)
         # With this attribute `save_pretrained` would turn a saved pipeline into remote code.
         del pipeline_class._registered_impl
     if "translation" in missing:

@@ -23,6 +23,7 @@ ATTENTION_TYPES = [
     "cosine",
     "location",
 ]  # a list: `scoring.register_score` appends to it
+UNPARAMETRISED_SCORES = ("dot", "scaled_dot", "cosine")  # need queries and keys of one width
 ATTENTION_QUERIES = ("current_state", "previous_state")
 ATTENTION_VALUES = ("shared", "projected")
 BRIDGE_TYPES = ("linear", "copy", "mean", "zeros", "backward", "context")
@@ -413,6 +414,13 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
                 f"attention_values='shared' gives each head its part of the encoder state, so it must divide "
                 f"{self.memory_size}",
             )
+        if self.attention_type in UNPARAMETRISED_SCORES and self.attention_size is None:
+            if self.memory_size != self.hidden_size:
+                self._reject(
+                    "attention_type",
+                    f"it compares encoder states of width {self.memory_size} with decoder states of width "
+                    f"{self.hidden_size}; give an attention_size to which both are projected",
+                )
         if self.attention_type == "location" and self.attention_size is not None:
             if self.attention_values == "shared":
                 self._reject("attention_size", "attention_type='location' with shared values projects nothing")

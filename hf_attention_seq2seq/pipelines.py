@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 _NO_LIMIT = 10**20  # tokenizers without a maximum length report a number beyond this one
 _LENGTH_OPTIONS = {"max_length", "max_new_tokens"}
+_DEFAULT_NEW_TOKENS = 256
+_DEFAULT_BEAMS = 4
 
 
 class Text2TextGenerationPipeline(Pipeline):
@@ -58,9 +60,9 @@ class Text2TextGenerationPipeline(Pipeline):
     _load_image_processor = False
     _load_video_processor = False
     _load_feature_extractor = False
-    # The base class prepares the options of `generate` differently in each version, and loses some; see below.
+    # The base class would prepare the options of `generate`, differently in each version; 4.57 then ignores a
+    # `max_length`, and what the model's generation configuration says on beams. `_generate_options` does it here.
     _pipeline_calls_generate = False
-    default_generate_options = {"max_new_tokens": 256, "num_beams": 4}
 
     return_name = "generated"
 
@@ -76,7 +78,8 @@ class Text2TextGenerationPipeline(Pipeline):
         task_options = dict(self._task_options())
         self.prefix = task_options.pop("prefix", None) or getattr(self.model.config, "prefix", None) or ""
         own = {name: self._forward_params.pop(name) for name in self._forward_params.keys() - {"return_alignments"}}
-        self._constructor_options = own if "generation_config" in own else _override(task_options, own)
+        has_config = own.get("generation_config") is not None
+        self._constructor_options = own if has_config else _override(task_options, own)
 
     def _task_options(self) -> dict[str, Any]:
         """The options (and the prefix) that the model's configuration holds for this task."""
@@ -132,15 +135,18 @@ class Text2TextGenerationPipeline(Pipeline):
         limit = self._source_limit()
         is_cut = truncation not in (None, False, "do_not_truncate") and limit is not None
         options.update({"truncation": truncation, "max_length": limit} if is_cut else {"truncation": False})
-        encoded = {name: value for name, value in self._tokenize(inputs, **options).items() if name != "token_type_ids"}
+        encoded = {
+            name: value for name, value in self._tokenize(inputs, **options).items() if name != "token_type_ids"
+        }
+        encoded.setdefault("attention_mask", torch.ones_like(encoded["input_ids"]))
         length = encoded["input_ids"].shape[1]
         if limit is not None and length > limit:
             raise ValueError(
-                f"The input has {length} tokens, but the tokenizer and model allow {limit}: {_excerpt(inputs)}. "
+                f"The input has {length} tokens, but the tokenizer and model allow {limit}: {inputs!r:.60}. "
                 "Pass truncation=True to use only its beginning, or split it."
             )
-        if length == 0:  # keep a column, so that the row can stand in a batch
-            encoded = {name: _column(value) if torch.is_tensor(value) else value for name, value in encoded.items()}
+        if length == 0:  # one column, so that the row can stand in a batch
+            encoded.update(input_ids=torch.zeros(1, 1, dtype=torch.long), attention_mask=torch.zeros(1, 1).long())
         return {**encoded, "is_empty": torch.tensor([not inputs or length == 0])}
 
     def _tokenize(self, text: str, **options: Any) -> dict[str, Any]:
@@ -179,25 +185,25 @@ class Text2TextGenerationPipeline(Pipeline):
         pad_token_id = self._setting("pad_token_id", options)
         outputs = {"output_ids": _spread(sequences, is_empty, pad_token_id or 0), "is_empty": is_empty}
         if return_alignments:
-            input_ids = model_inputs["input_ids"]
             lengths = _generated_lengths(sequences, self._setting("eos_token_id", options), pad_token_id)
-            outputs["input_ids"] = input_ids
-            outputs["attention_mask"] = model_inputs.get("attention_mask", torch.ones_like(input_ids))
+            outputs["input_ids"] = model_inputs["input_ids"]
+            outputs["attention_mask"] = model_inputs["attention_mask"]
             outputs["weights"] = _spread(self._cross_attention(rows, sequences), is_empty, 0)
             outputs["lengths"] = _spread(lengths, is_empty, 0)
         return outputs
 
     def _generate_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options of one `generate` call: the call's, over the constructor's and task's, over the defaults."""
-        if "generation_config" not in options:
+        if options.get("generation_config") is None:
             options = _override(self._constructor_options, options)
-        if "generation_config" in options:
+        if options.get("generation_config") is not None:
             return options
         model_options = self.model.generation_config.to_diff_dict()
         decided = options.keys() | model_options.keys()
-        for name, value in self.default_generate_options.items():
-            if not decided & (_LENGTH_OPTIONS if name in _LENGTH_OPTIONS else {name}):
-                options[name] = value
+        if not decided & _LENGTH_OPTIONS:
+            options["max_new_tokens"] = _DEFAULT_NEW_TOKENS
+        if "num_beams" not in decided:
+            options["num_beams"] = _DEFAULT_BEAMS
         if "max_length" in options:
             options.setdefault("max_new_tokens", None)  # else one in the generation configuration would win
         if self.tokenizer.pad_token_id is not None and model_options.get("pad_token_id") is None:
@@ -219,11 +225,10 @@ class Text2TextGenerationPipeline(Pipeline):
             `(rows * returned, heads, target_length - 1, source_length)`.
         """
         returned = len(sequences) // len(rows["input_ids"])
-        names = rows.keys() & {"input_ids", "attention_mask"}
-        source = {name: rows[name].repeat_interleave(returned, dim=0) for name in names}
         with eager_attention(self.model):
             output = self.model(
-                **source,
+                input_ids=rows["input_ids"].repeat_interleave(returned, dim=0),
+                attention_mask=rows["attention_mask"].repeat_interleave(returned, dim=0),
                 decoder_input_ids=sequences[:, :-1],
                 output_attentions=True,
                 use_cache=False,
@@ -252,15 +257,12 @@ class Text2TextGenerationPipeline(Pipeline):
         is_empty = bool(model_outputs["is_empty"][0])
         records = []
         for index, ids in enumerate(model_outputs["output_ids"][0]):
-            if is_empty:
-                ids = ids[:0]
+            ids = ids[:0] if is_empty else ids
             if return_tensors:
                 record = {f"{self.return_name}_token_ids": ids}
             else:
-                text = "" if is_empty else self.tokenizer.decode(
-                    ids, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
-                )
-                record = {f"{self.return_name}_text": text}
+                options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
+                record = {f"{self.return_name}_text": "" if is_empty else self.tokenizer.decode(ids, **options)}
             if return_alignments:
                 record["alignment"] = self._alignment(model_outputs, index)
             records.append(record)
@@ -305,6 +307,12 @@ class TranslationPipeline(Text2TextGenerationPipeline):
 
     return_name = "translation"
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        words = self.task.split("_")
+        if len(words) == 4:  # translation_XX_to_YY
+            self._preprocess_params = {"src_lang": words[1], "tgt_lang": words[3], **self._preprocess_params}
+
     def _task_options(self) -> dict[str, Any]:
         tasks = getattr(self.model.config, "task_specific_params", None) or {}
         known = [task for task in tasks if task.startswith("translation")]
@@ -325,11 +333,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         build_inputs = getattr(self.tokenizer, "_build_translation_inputs", None)
         if build_inputs is None:
             return super()._tokenize(text, **options)
-        words = self.task.split("_")  # translation_XX_to_YY
-        pair = (words[1], words[3]) if len(words) == 4 else (None, None)
-        return build_inputs(
-            text, return_tensors="pt", src_lang=src_lang or pair[0], tgt_lang=tgt_lang or pair[1], **options
-        )
+        return build_inputs(text, return_tensors="pt", src_lang=src_lang, tgt_lang=tgt_lang, **options)
 
 
 _PIPELINES = {
@@ -367,10 +371,6 @@ def _check_text(text: Any, where: str = "") -> None:
         )
 
 
-def _excerpt(text: str) -> str:
-    return repr(text if len(text) <= 50 else text[:50] + "...")
-
-
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
@@ -382,15 +382,12 @@ def _override(options: dict[str, Any], stronger: dict[str, Any]) -> dict[str, An
     return {**options, **stronger}
 
 
-def _column(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(len(tensor), 1, dtype=torch.long, device=tensor.device)
-
-
 def _spread(values: torch.Tensor, is_empty: torch.Tensor, fill: int) -> torch.Tensor:
     """Puts `values`, `(rows * returned, ...)`, into `(batch, returned, ...)`, where the empty rows hold `fill`."""
     rows = int((~is_empty).sum())
-    spread = values.new_full((len(is_empty), len(values) // rows, *values.shape[1:]), fill)
-    spread[~is_empty] = values.view(rows, -1, *values.shape[1:])
+    shape = (len(values) // rows, *values.shape[1:])
+    spread = values.new_full((len(is_empty), *shape), fill)
+    spread[~is_empty] = values.reshape(rows, *shape)
     return spread
 
 

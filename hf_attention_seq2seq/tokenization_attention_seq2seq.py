@@ -108,6 +108,14 @@ class AttentionSeq2SeqTokenizer(PreTrainedTokenizerFast):
         return kwargs
 
     @classmethod
+    def _from_pretrained(cls, *args, **kwargs) -> "AttentionSeq2SeqTokenizer":
+        try:
+            return super()._from_pretrained(*args, **kwargs)
+        except ImportError as error:
+            # Transformers 4 without protobuf complains about that instead of what the constructor raised.
+            raise error.__context__ or error from None
+
+    @classmethod
     def train_from_iterator(
         cls,
         source: Iterable[str],

@@ -1,0 +1,59 @@
+"""Tiny models and batches that the tests share."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from hf_attention_seq2seq import AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration
+from hf_attention_seq2seq.compat import CACHE_NAME
+from hf_attention_seq2seq.configuration_attention_seq2seq import (
+    ATTENTION_QUERIES,
+    ATTENTION_TYPES,
+    RNN_TYPES,
+)
+
+SIZES = {"vocab_size": 17, "decoder_vocab_size": 13, "embedding_size": 6, "hidden_size": 8}
+SCORED = [name for name in ATTENTION_TYPES if name != "none"]
+
+
+def tiny_config(**overrides) -> AttentionSeq2SeqConfig:
+    return AttentionSeq2SeqConfig(**{**SIZES, **overrides})
+
+
+def tiny_model(dtype: torch.dtype = torch.float32, seed: int = 0, **overrides):
+    """A model in evaluation mode whose weights are large enough that its outputs differ between inputs."""
+    torch.manual_seed(seed)
+    config = tiny_config(**{"initializer_range": 0.5, **overrides})
+    return AttentionSeq2SeqForConditionalGeneration(config).to(dtype).eval()
+
+
+def attention_grid(**extra) -> list[dict]:
+    """Every combination of score, query timing, input feeding and cell."""
+    grid = itertools.product(ATTENTION_TYPES, ATTENTION_QUERIES, (False, True), RNN_TYPES)
+    names = ("attention_type", "attention_query", "input_feeding", "rnn_type")
+    return [{**dict(zip(names, values)), **extra} for values in grid]
+
+
+def name_of(case: dict) -> str:
+    return "-".join(str(value) for value in case.values())
+
+
+def source_batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Four sentences of 7, 4, 1 and 5 tokens, padded on the right."""
+    generator = torch.Generator().manual_seed(seed)
+    input_ids = torch.randint(3, SIZES["vocab_size"], (4, 7), generator=generator)
+    mask = (torch.arange(7) < torch.tensor([7, 4, 1, 5])[:, None]).long()
+    return input_ids * mask, mask
+
+
+def target_batch(seed: int = 1) -> torch.Tensor:
+    """Labels of 5, 3, 5 and 2 tokens, -100 behind."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, SIZES["decoder_vocab_size"], (4, 5), generator=generator)
+    return labels.masked_fill(torch.arange(5) >= torch.tensor([5, 3, 5, 2])[:, None], -100)
+
+
+def cache_of(output):
+    return output[CACHE_NAME]

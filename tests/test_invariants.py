@@ -1,0 +1,177 @@
+"""What must hold for every legal combination of score, query timing, input feeding, cell, bridge and readout."""
+
+import itertools
+
+import pytest
+import torch
+
+from hf_attention_seq2seq.configuration_attention_seq2seq import (
+    ATTENTION_QUERIES,
+    BRIDGE_TYPES,
+    READOUT_TYPES,
+    RNN_TYPES,
+)
+
+from .helpers import attention_grid, cache_of, name_of, source_batch, target_batch, tiny_config, tiny_model
+
+GRID = attention_grid()
+every_combination = pytest.mark.parametrize("case", GRID, ids=name_of)
+
+
+def frame_grid():
+    """Every legal combination of the parts around attention, with uneven numbers of layers."""
+    names = ("bridge_type", "readout_type", "attention_type", "attention_query", "rnn_type", "encoder_bidirectional")
+    layers = itertools.cycle([(1, 1), (1, 3), (3, 1), (2, 2), (3, 2)])
+    for values in itertools.product(
+        BRIDGE_TYPES, READOUT_TYPES, ("general", "none"), ATTENTION_QUERIES, RNN_TYPES, (True, False)
+    ):
+        case = dict(zip(names, values))
+        case["encoder_layers"], case["decoder_layers"] = next(layers)
+        case["residual"] = case["rnn_type"] != "gru"
+        case["reverse_source"] = not case["encoder_bidirectional"]
+        try:
+            tiny_config(**case)
+        except ValueError:
+            continue
+        yield case
+
+
+FRAMES = list(frame_grid())
+every_frame = pytest.mark.parametrize("case", FRAMES, ids=name_of)
+
+
+def run(model, input_ids, mask, decoder_input_ids, **options):
+    output = model(input_ids, mask, decoder_input_ids=decoder_input_ids, output_attentions=True, **options)
+    return output.logits, None if output.cross_attentions is None else output.cross_attentions[0]
+
+
+def check_padding(case):
+    """Invariant 1: neither batch mates, nor the amount of padding, nor its side matters."""
+    model = tiny_model(**case)
+    input_ids, mask = source_batch()
+    decoder_input_ids = target_batch().clamp(min=0)
+    logits, weights = run(model, input_ids, mask, decoder_input_ids)
+    junk = torch.randint(3, 17, (4, 3))
+    more = run(model, torch.cat((input_ids, junk), 1), torch.cat((mask, mask.new_zeros(4, 3)), 1), decoder_input_ids)
+    torch.testing.assert_close(more[0], logits, atol=1e-5, rtol=0)
+    for row in range(4):
+        length = int(mask[row].sum())
+        rows = slice(row, row + 1)
+        alone = run(model, input_ids[rows, :length], None, decoder_input_ids[rows])
+        torch.testing.assert_close(alone[0], logits[rows], atol=1e-5, rtol=0)
+        left_ids = torch.cat((junk[rows], input_ids[rows, :length]), 1)
+        left_mask = torch.cat((mask.new_zeros(1, 3), mask[rows, :length]), 1)
+        left = run(model, left_ids, left_mask, decoder_input_ids[rows])
+        torch.testing.assert_close(left[0], logits[rows], atol=1e-5, rtol=0)
+        if weights is not None:
+            torch.testing.assert_close(alone[1], weights[rows, ..., :length], atol=1e-5, rtol=0)
+            torch.testing.assert_close(left[1][..., 3:], weights[rows, ..., :length], atol=1e-5, rtol=0)
+            assert (weights[row, ..., length:] == 0).all()
+            assert (left[1][..., :3] == 0).all()
+            torch.testing.assert_close(weights[row].sum(-1), torch.ones(weights.shape[1:3]), atol=1e-5, rtol=0)
+
+
+def check_steps(case):
+    """Invariant 2: step by step with the cache gives what one call gives, logits and attentions."""
+    model = tiny_model(**case)
+    input_ids, mask = source_batch()
+    decoder_input_ids = target_batch().clamp(min=0)
+    logits, weights = run(model, input_ids, mask, decoder_input_ids)
+    cache, steps = None, []
+    for piece in decoder_input_ids.split([1, 1, 2, 1], dim=1):
+        output = model(
+            input_ids, mask, decoder_input_ids=piece, past_key_values=cache, use_cache=True, output_attentions=True
+        )
+        cache = cache_of(output)
+        steps.append(output)
+    assert cache.get_seq_length() == 5
+    torch.testing.assert_close(torch.cat([step.logits for step in steps], 1), logits, atol=1e-5, rtol=0)
+    if weights is not None:
+        stepped = torch.cat([step.cross_attentions[0] for step in steps], 2)
+        torch.testing.assert_close(stepped, weights, atol=1e-5, rtol=0)
+
+
+def check_gradients(case):
+    """Every parameter is used; a sentence without a token is finite, gradients included (invariant 5)."""
+    model = tiny_model(**case).train()
+    input_ids, mask = source_batch()
+    labels = target_batch()
+    model(input_ids, mask, labels=labels).loss.backward()
+    unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert not unused
+    model.zero_grad()
+    mask[1] = 0
+    output = model(input_ids, mask, labels=labels, output_attentions=True)
+    output.loss.backward()
+    assert output.logits.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    if output.cross_attentions:
+        assert (output.cross_attentions[0][1] == 0).all()
+    other_ids = input_ids.clone()
+    other_ids[1] = 5
+    torch.testing.assert_close(model(other_ids, mask, labels=labels).logits, output.logits)
+
+
+@every_combination
+@torch.no_grad()
+def test_padding_does_not_matter(case):
+    check_padding(case)
+
+
+@every_combination
+@torch.no_grad()
+def test_steps_equal_one_call(case):
+    check_steps(case)
+
+
+@every_combination
+def test_all_parameters_get_finite_gradients(case):
+    check_gradients({**case, "encoder_layers": 2, "decoder_layers": 2})
+
+
+@every_frame
+@torch.no_grad()
+def test_padding_does_not_matter_in_any_frame(case):
+    check_padding(case)
+
+
+@every_frame
+@torch.no_grad()
+def test_steps_equal_one_call_in_any_frame(case):
+    check_steps(case)
+
+
+@every_frame
+def test_all_parameters_get_finite_gradients_in_any_frame(case):
+    check_gradients(case)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in GRID if tiny_model(**case).get_decoder().runs_at_once], ids=name_of
+)
+def test_running_at_once_equals_running_step_by_step(case):
+    """The fast path against the one that follows the equations, gradients included."""
+    model = tiny_model(torch.float64, **case, decoder_layers=2, residual=True)
+    input_ids, mask = source_batch()
+    results = []
+    for runs_at_once in (True, False):
+        model.get_decoder().runs_at_once = runs_at_once
+        model.zero_grad()
+        output = model(input_ids, mask, labels=target_batch())
+        output.loss.backward()
+        results.append([output.logits, *(parameter.grad.clone() for parameter in model.parameters())])
+    for fast, plain in zip(*results):
+        torch.testing.assert_close(fast, plain, atol=1e-10, rtol=1e-8)
+
+
+def test_there_are_fast_and_slow_cases():
+    fast = [case for case in GRID if tiny_model(**case).get_decoder().runs_at_once]
+    assert 0 < len(fast) < len(GRID)
+
+
+@torch.no_grad()
+def test_a_one_token_source():
+    model = tiny_model()
+    logits = model(torch.tensor([[5]]), decoder_input_ids=torch.tensor([[1, 4]])).logits
+    assert logits.isfinite().all()
+    assert logits.shape == (1, 2, 13)

@@ -29,9 +29,7 @@ def register() -> None:
     """Registers everything with transformers' Auto classes and pipelines; called on import, harmless if repeated."""
     AutoConfig.register(AttentionSeq2SeqConfig.model_type, AttentionSeq2SeqConfig, exist_ok=True)
     AutoModel.register(AttentionSeq2SeqConfig, AttentionSeq2SeqModel, exist_ok=True)
-    AutoModelForSeq2SeqLM.register(
-        AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration, exist_ok=True
-    )
+    AutoModelForSeq2SeqLM.register(AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration, exist_ok=True)
     AutoTokenizer.register(AttentionSeq2SeqConfig, fast_tokenizer_class=AttentionSeq2SeqTokenizer, exist_ok=True)
     register_pipelines()
 

@@ -22,13 +22,17 @@ def check_one_of(first: str, first_value: Tensor | None, second: str, second_val
         raise ValueError(f"Exactly one of {first} and {second} must be given, got {given}.")
 
 
-def check_batch(name: str, ids: Tensor | None, embeddings: Tensor | None) -> None:
+def check_batch(name: str, ids: Tensor | None, embeddings: Tensor | None, embedding_size: int) -> None:
     tensor, dimensions = (ids, 2) if embeddings is None else (embeddings, 3)
     if tensor.dim() != dimensions:
         shape = "(batch, length)" if dimensions == 2 else "(batch, length, embedding_size)"
         raise ValueError(f"{name} must have the shape {shape}, got {tuple(tensor.shape)}.")
+    if embeddings is not None and embeddings.shape[-1] != embedding_size:
+        raise ValueError(f"{name} has the shape {tuple(tensor.shape)}; its last size must be {embedding_size=}.")
     if 0 in tensor.shape:
-        raise ValueError(f"{name} is empty: its shape is {tuple(tensor.shape)}; at least one row and token are needed.")
+        raise ValueError(
+            f"{name} is empty: its shape is {tuple(tensor.shape)}; at least one row and token are needed."
+        )
 
 
 def check_tokens(name: str, ids: Tensor, size: int, field: str) -> None:
@@ -43,11 +47,15 @@ def check_tokens(name: str, ids: Tensor, size: int, field: str) -> None:
         )
 
 
-def check_labels(labels: Tensor, size: int) -> None:
+def check_labels(labels: Tensor, size: int, decoder_inputs: Tensor | None) -> None:
     if labels.dim() != 2:
         raise ValueError(f"labels must have the shape (batch, target_length), got {tuple(labels.shape)}.")
     if 0 in labels.shape:
         raise ValueError(f"labels is empty: its shape is {tuple(labels.shape)}.")
+    if decoder_inputs is not None and labels.shape != decoder_inputs.shape[:2]:
+        raise ValueError(
+            f"labels has the shape {tuple(labels.shape)}, but the decoder inputs {tuple(decoder_inputs.shape[:2])}."
+        )
     if labels.device.type == "cpu":
         try:
             check_tokens("labels", labels.masked_fill(labels == IGNORED_LABEL, 0), size, "decoder_vocab_size")
@@ -64,9 +72,7 @@ def as_mask(name: str, mask: Tensor | None, states: Tensor) -> Tensor:
     return mask.to(device=states.device, dtype=torch.bool)
 
 
-def as_decoder_mask(
-    mask: Tensor | None, rows: int, length: int, cache: AttentionSeq2SeqCache | None
-) -> Tensor | None:
+def as_decoder_mask(mask: Tensor | None, rows: int, length: int, cache: AttentionSeq2SeqCache | None) -> Tensor | None:
     """The part of the mask for the `length` new tokens, or `None` if it lets all of them through."""
     if mask is None:
         return None

@@ -47,10 +47,10 @@ def register_pipeline_tasks(pipeline_classes: dict[str, type], model_class: type
     missing = {task: cls for task, cls in pipeline_classes.items() if task not in registry.supported_tasks}
     for task, pipeline_class in missing.items():
         registry.register_pipeline(task, pipeline_class, pt_model=model_class, type="text")
+        if "_registered_impl" in vars(pipeline_class):  # makes `save_pretrained` save pipelines as remote code
+            del pipeline_class._registered_impl
         registry.supported_tasks[task]["default"] = _DEFAULT_CHECKPOINTS[task]
         getattr(pipelines, "REMOVED_TASKS", {}).pop(task, None)
-        # With this attribute `save_pretrained` would turn a saved pipeline into remote code.
-        del pipeline_class._registered_impl
     if "translation" in missing:
         _resolve_language_pairs(registry)
     for task in missing:

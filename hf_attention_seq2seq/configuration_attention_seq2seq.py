@@ -144,7 +144,9 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             embeddings, else `hidden_size`.
         embedding_dropout, dropout, output_dropout (`float`): dropout on embeddings, between recurrent layers, and
             on the readout vector.
-        initializer_range (`float`): weights start uniform in `[-initializer_range, initializer_range]`.
+        initializer_range (`float`, *optional*): weights start uniform in `[-initializer_range, initializer_range]`;
+            `None` means `sqrt(3 / inputs)` for each matrix, so that signals keep their size in narrow and wide models
+            (LeCun 1998, section 4.6).
         pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): the last defaults to
             `bos_token_id`.
 
@@ -185,7 +187,7 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         embedding_dropout: float = 0.0,
         dropout: float = 0.0,
         output_dropout: float = 0.0,
-        initializer_range: float = 0.1,
+        initializer_range: float | None = None,
         use_cache: bool = True,
         is_encoder_decoder: bool = True,
         pad_token_id: int = 0,
@@ -327,8 +329,8 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
                 self._reject(name, "allowed: a number from 0 to below 1")
         value = self.initializer_range
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-            self._reject("initializer_range", "allowed: a number from 0 up")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
+            self._reject("initializer_range", "allowed: None or a number from 0 up")
         self._validate_token_ids()
         self._validate_sizes()
         self._validate_combinations()

@@ -10,7 +10,6 @@ from transformers import GenerationMixin
 from .cache import AttentionSeq2SeqCache
 from .checks import check_cache
 from .compat import CACHE_NAME
-from .encoders import EncoderOutput
 
 
 class RecurrentGenerationMixin(GenerationMixin):
@@ -51,28 +50,22 @@ class RecurrentGenerationMixin(GenerationMixin):
 
     def prepare_inputs_for_generation(
         self,
-        decoder_input_ids: Tensor,
+        input_ids: Tensor,
         past_key_values: AttentionSeq2SeqCache | None = None,
         cache: AttentionSeq2SeqCache | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: EncoderOutput | None = None,
-        use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        next_sequence_length: int | None = None,
         **kwargs,
     ) -> dict[str, Any]:
-        """The arguments of the next step: the tokens which the cache has not consumed, and what belongs to them."""
+        """
+        The arguments of the next step: the decoder tokens which the cache has not consumed, and all `kwargs`.
+
+        Args:
+            input_ids: `(rows, target_length)` int64, all decoder tokens so far.
+            next_sequence_length: what the library counts as new; not used, since the cache knows it.
+        """
         cache = check_cache(past_key_values, cache)
         if cache is not None:
-            decoder_input_ids = decoder_input_ids[:, cache.get_seq_length() :]
-        return {
-            "decoder_input_ids": decoder_input_ids,
-            "attention_mask": attention_mask,
-            "decoder_attention_mask": decoder_attention_mask,
-            "encoder_outputs": encoder_outputs,
-            "use_cache": use_cache,
-            "output_attentions": output_attentions,
-            "output_hidden_states": output_hidden_states,
-            CACHE_NAME: cache,
-        }
+            input_ids = input_ids[:, cache.get_seq_length() :]
+        model_inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        model_inputs.pop("cache_position", None)  # of versions whose models took it; a recurrent state has no use for it
+        return {**model_inputs, CACHE_NAME: cache}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -45,13 +47,14 @@ class AttentionSeq2SeqPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Weights uniform, biases zero, except forget gates which start open (Jozefowicz 2015, section 2.2)."""
-        bound = self.config.initializer_range
         for name, parameter in module.named_parameters(recurse=False):
             if getattr(parameter, "_is_hf_initialized", False):
                 continue
             if name.startswith("bias"):
                 parameter.zero_()
             else:
+                bound = self.config.initializer_range
+                bound = math.sqrt(3 / parameter.shape[-1]) if bound is None else bound
                 parameter.uniform_(-bound, bound)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             if not getattr(module.weight, "_is_hf_initialized", False):
@@ -69,7 +72,6 @@ class AttentionSeq2SeqPreTrainedModel(PreTrainedModel):
         input_ids = torch.tensor([[3, 3, 3, 2], [3, 2, 0, 0]], device=self.device) % self.config.vocab_size
         mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], device=self.device)
         return {"input_ids": input_ids, "attention_mask": mask, "decoder_input_ids": input_ids[:, :3]}
-
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
         """
@@ -120,7 +122,7 @@ class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
                 shape.
         """
         check_one_of("input_ids", input_ids, "inputs_embeds", inputs_embeds)
-        check_batch("input_ids" if inputs_embeds is None else "inputs_embeds", input_ids, inputs_embeds)
+        check_batch("input_ids" if inputs_embeds is None else "inputs_embeds", input_ids, inputs_embeds, self.config.embedding_size)
         if inputs_embeds is None:
             check_tokens("input_ids", input_ids, self.embed_tokens.num_embeddings, "vocab_size")
             inputs_embeds = self.embed_tokens(input_ids)
@@ -282,7 +284,7 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
     def _embed_target(self, decoder_input_ids: Tensor | None, decoder_inputs_embeds: Tensor | None) -> Tensor:
         check_one_of("decoder_input_ids", decoder_input_ids, "decoder_inputs_embeds", decoder_inputs_embeds)
         name = "decoder_input_ids" if decoder_inputs_embeds is None else "decoder_inputs_embeds"
-        check_batch(name, decoder_input_ids, decoder_inputs_embeds)
+        check_batch(name, decoder_input_ids, decoder_inputs_embeds, self.config.embedding_size)
         if decoder_inputs_embeds is None:
             table = self.get_decoder_input_embeddings()
             if decoder_input_ids.device.type == "cpu":  # elsewhere it would wait for the device in every step
@@ -406,7 +408,7 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         """
         return_dict = first_given(return_dict, self.config.return_dict, True)
         if labels is not None:
-            check_labels(labels, self.lm_head.out_features)
+            check_labels(labels, self.lm_head.out_features, first_given(decoder_input_ids, decoder_inputs_embeds))
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -441,9 +443,7 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
 def resize_decoder_embeddings(model: AttentionSeq2SeqModel, new_num_tokens: int, mean_resizing: bool = True) -> None:
     """Resizes the target embedding alone."""
     old = model.get_decoder_input_embeddings()
-    model.set_decoder_input_embeddings(
-        model._get_resized_embeddings(old, new_num_tokens, mean_resizing=mean_resizing)
-    )
+    model.set_decoder_input_embeddings(model._get_resized_embeddings(old, new_num_tokens, mean_resizing=mean_resizing))
 
 
 def _resize_decoder_vocabulary(model: AttentionSeq2SeqModel, new_num_tokens: int) -> nn.Embedding:

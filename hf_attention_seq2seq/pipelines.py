@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 from transformers import AutoModelForSeq2SeqLM, Pipeline
 
 from .compat import eager_attention, register_pipeline_tasks, transformers_version
@@ -122,6 +123,8 @@ class Text2TextGenerationPipeline(Pipeline):
         """Runs the pipeline; see the class for inputs, options and results."""
         if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, list)):
             inputs = list(inputs)  # a tuple, or a column of a data set
+        if isinstance(inputs, Dataset) and isinstance(inputs, Sized) and len(inputs) == 0:
+            return iter(())  # the base class looks at the first item
         if not isinstance(inputs, list):
             return super().__call__(inputs, **options)
         for position, text in enumerate(inputs):

@@ -183,7 +183,9 @@ class LocationScore(Score):
     def __init__(self, config: AttentionSeq2SeqConfig):
         super().__init__(config)
         self.query_projection = self.key_projection = nn.Identity()
-        self.positions = nn.Linear(config.hidden_size, config.attention_heads * config.max_source_positions, bias=False)
+        self.positions = nn.Linear(
+            config.hidden_size, config.attention_heads * config.max_source_positions, bias=False
+        )
 
     def project_keys(self, memory: Tensor) -> Tensor:
         return memory.unsqueeze(1)

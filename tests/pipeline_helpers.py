@@ -66,7 +66,7 @@ def make_tokenizer(tokenizer_class=PreTrainedTokenizerFast, **options):
 
 def make_model(name, **options):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 120, **SIZES}
+    sizes = {"vocab_size": len(TOKENIZER), **SIZES}
     if name == "marian":
         return MarianMTModel(
             MarianConfig(**sizes, **LAYERS, decoder_start_token_id=0, forced_eos_token_id=None, **options)

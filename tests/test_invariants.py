@@ -146,9 +146,7 @@ def test_all_parameters_get_finite_gradients_in_any_frame(case):
     check_gradients(case)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in GRID if tiny_model(**case).get_decoder().runs_at_once], ids=name_of
-)
+@pytest.mark.parametrize("case", [case for case in GRID if tiny_model(**case).get_decoder().runs_at_once], ids=name_of)
 def test_running_at_once_equals_running_step_by_step(case):
     """The fast path against the one that follows the equations, gradients included."""
     model = tiny_model(torch.float64, **case, decoder_layers=2, residual=True)

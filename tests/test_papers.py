@@ -45,7 +45,9 @@ def zeros(size):
 def sentences(model):
     """The batch, and each sentence of it without its padding."""
     input_ids, mask = source_batch()
-    decoder_input_ids = torch.randint(3, SIZES["decoder_vocab_size"], (4, 5), generator=torch.Generator().manual_seed(2))
+    decoder_input_ids = torch.randint(
+        3, SIZES["decoder_vocab_size"], (4, 5), generator=torch.Generator().manual_seed(2)
+    )
     output = model(input_ids, mask, decoder_input_ids=decoder_input_ids, output_attentions=True)
     for row in range(4):
         length = int(mask[row].sum())

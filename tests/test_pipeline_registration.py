@@ -55,6 +55,7 @@ def test_a_changed_library_gives_a_warning(monkeypatch, caplog, change):
     pipelines.register_pipelines()
     assert f"transformers {transformers.__version__} does not accept the tasks" in caplog.text
     assert "TranslationPipeline(model=model, tokenizer=tokenizer)" in caplog.text
+    assert not any(hasattr(pipeline_class, "_registered_impl") for pipeline_class in CLASSES.values())
 
 
 def test_as_remote_code(tmp_path, monkeypatch):

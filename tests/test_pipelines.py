@@ -81,7 +81,7 @@ def test_each_task_has_its_keys(task, key):
 def test_tuples_and_columns_are_lists():
     pipe = make_pipeline("bart", **SHORT)
     assert pipe(tuple(TEXTS)) == pipe(TEXTS)
-    assert pipe([]) == pipe(()) == []
+    assert pipe([]) == pipe(()) == list(pipe(TextDataset([]))) == list(pipe(text for text in [])) == []
 
 
 # --- Options of generate ---------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def lengths(pipe, **options):
 def test_length_options_replace_each_other(library_log):
     """An end token that never comes: each result shows which limit was used."""
     model = make_model("t5", task_specific_params={"summarization": {"max_length": 5}})
-    model.generation_config.eos_token_id = 119
+    model.generation_config.eos_token_id = len(TOKENIZER) - 1
     pipe, limited = make_pipeline(model), make_pipeline(model, max_new_tokens=3)
     assert lengths(pipe, max_length=8) == [7]
     assert lengths(pipe, max_new_tokens=9) == [9]

@@ -11,6 +11,7 @@ signatures, BLEU by source length, and whether batch sizes 1 and 64 translate al
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -48,7 +49,9 @@ class StudyArguments:
 
     data: str = field(
         default=os.environ.get("ATTENTION_SEQ2SEQ_DATA", "data"),
-        metadata={"help": "folder that has multi30k/train.tsv and so on (columns en, de); else $ATTENTION_SEQ2SEQ_DATA"},
+        metadata={
+            "help": "folder that has multi30k/train.tsv and so on (columns en, de); else $ATTENTION_SEQ2SEQ_DATA"
+        },
     )
     attention_type: str = field(default="additive", metadata={"help": "field of the configuration"})
     attention_query: str = field(default="current_state", metadata={"help": "field of the configuration"})
@@ -72,6 +75,12 @@ def read_pairs(folder: Path, name: str, max_rows: int | None) -> list[tuple[str,
 def main() -> None:
     """Trains, translates and reports."""
     parser = HfArgumentParser((StudyArguments, Seq2SeqTrainingArguments))
+    fields = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
+    by_length = (
+        {"train_sampling_strategy": "group_by_length"}
+        if "train_sampling_strategy" in fields
+        else {"group_by_length": True}
+    )
     parser.set_defaults(
         output_dir="runs/multi30k",
         num_train_epochs=2,
@@ -88,6 +97,7 @@ def main() -> None:
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
         seed=1,
+        **by_length,
     )
     study, arguments = parser.parse_args_into_dataclasses()
     set_seed(arguments.seed)
@@ -138,7 +148,9 @@ def main() -> None:
         return [output["translation_text"] for output in outputs]
 
     results = {
-        "configuration": {name: getattr(study, name) for name in ("attention_type", "attention_query", "input_feeding")},
+        "configuration": {
+            name: getattr(study, name) for name in ("attention_type", "attention_query", "input_feeding")
+        },
         "parameters": model.num_parameters(),
         "training_minutes": round(minutes, 1),
         "validation_loss": [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row],

@@ -88,7 +88,7 @@ class AttentionSeq2SeqCache(Cache):
         self.consumed_tokens += new_tokens
 
     def __len__(self) -> int:
-        return 1
+        return 0 if self.state is None else len(self.state.layers)
 
     def __repr__(self) -> str:
         rows = None if self.state is None else self.state.rows

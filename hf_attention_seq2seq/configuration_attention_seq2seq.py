@@ -262,15 +262,20 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> AttentionSeq2SeqConfig:
         """
-        The configuration as `generate` asks for it: its `vocab_size` is that of the output, the target vocabulary.
+        The configuration of one side as `generate` asks for it: `vocab_size` is that of the output, the target
+        vocabulary, and for the decoder alone, `num_hidden_layers` is the number of its layers.
 
-        With one vocabulary, and for the encoder, this is the configuration itself; else a copy.
+        For the encoder, and where both sides agree, this is the configuration itself; else a copy.
         """
-        if self.decoder_vocab_size is None or (encoder and not decoder):
+        if encoder and not decoder:
+            return self
+        layers = self.decoder_layers if decoder and not encoder else self.encoder_layers
+        if self.decoder_vocab_size is None and layers == self.encoder_layers:
             return self
         view = copy.copy(self)
-        view.vocab_size = self.decoder_vocab_size
+        view.vocab_size = self.target_vocab_size
         view.decoder_vocab_size = None
+        view.num_hidden_layers = layers
         return view
 
     @property

@@ -293,9 +293,9 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
         return F.dropout(decoder_inputs_embeds, self.config.embedding_dropout, self.training)
 
     def _as_encoder_output(self, encoder_outputs: ModelOutput | tuple) -> EncoderOutput:
-        if isinstance(encoder_outputs, (tuple, list)):
+        if not isinstance(encoder_outputs, EncoderOutput):
             encoder_outputs = EncoderOutput(last_hidden_state=encoder_outputs[0])
-        if getattr(encoder_outputs, "final_hidden", None) is None and self.decoder.reads_final_states:
+        if encoder_outputs.final_hidden is None and self.decoder.reads_final_states:
             raise ValueError(
                 f"encoder_outputs has no final states, which bridge_type={self.config.bridge_type!r} with "
                 f"attention_type={self.config.attention_type!r} needs; pass what get_encoder() returns, with "

@@ -267,7 +267,7 @@ def test_a_checkpoint_with_an_extra_tensor_says_so(tmp_path):
 
 
 def test_a_checkpoint_with_a_tensor_of_another_shape_is_refused(tmp_path):
-    with pytest.raises(RuntimeError, match="(?s)lm_head.bias.*|ignore_mismatched_sizes"):
+    with pytest.raises(RuntimeError, match="size mismatch for bias|lm_head.bias|ignore_mismatched_sizes"):
         checkpoint(tmp_path, lambda tensors: tensors.update({"lm_head.bias": torch.zeros(5)}))
 
 

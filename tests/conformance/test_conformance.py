@@ -50,6 +50,7 @@ class ModelTester:
             "encoder_layers": self.num_hidden_layers,
             "decoder_layers": self.num_hidden_layers,
             "attention_heads": self.num_attention_heads,
+            "share_encoder_decoder_embeddings": True,  # a suite embeds both sides with the one input embedding
             **fields,
         }
 

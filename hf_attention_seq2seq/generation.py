@@ -22,14 +22,17 @@ class RecurrentGenerationMixin(GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def _prepare_cache_for_generation(self, generation_config, *args, **kwargs):
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
         implementation = generation_config.cache_implementation
         if implementation is not None:
             raise ValueError(
                 f"cache_implementation={implementation!r} is not possible: a recurrent decoder keeps one state of "
                 "constant size, not keys and values per token; leave cache_implementation at None."
             )
-        return super()._prepare_cache_for_generation(generation_config, *args, **kwargs)
+        given = check_cache(model_kwargs.pop("past_key_values", None), model_kwargs.pop("cache", None))
+        if given is not None:
+            model_kwargs[CACHE_NAME] = given
+        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
     def _prepare_generated_length(self, generation_config, has_default_max_length, **kwargs):
         # The model's own max_length is a default: it gives way to max_new_tokens without the library's warning.
@@ -67,5 +70,5 @@ class RecurrentGenerationMixin(GenerationMixin):
         if cache is not None:
             input_ids = input_ids[:, cache.get_seq_length() :]
         model_inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        model_inputs.pop("cache_position", None)  # of versions whose models took it; a recurrent state has no use for it
+        model_inputs.pop("cache_position", None)  # of some versions; a recurrent state has no use for it
         return {**model_inputs, CACHE_NAME: cache}

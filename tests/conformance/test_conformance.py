@@ -9,7 +9,6 @@ from __future__ import annotations
 import unittest
 from unittest import mock
 
-import library_tests
 import pytest
 import torch
 from transformers.models.auto import modeling_auto
@@ -19,6 +18,8 @@ from hf_attention_seq2seq import (
     AttentionSeq2SeqForConditionalGeneration,
     AttentionSeq2SeqModel,
 )
+
+from . import library_tests
 
 try:
     common = library_tests.load("test_modeling_common")
@@ -78,7 +79,10 @@ class LibrarySuites(common.ModelTesterMixin, common.GenerationTesterMixin, Train
     is_encoder_decoder = True
     has_attentions = False  # means self-attentions: a recurrent model has none
     test_pruning = test_head_masking = False  # before transformers 5: those of self-attention
-    training_overfit_learning_rate = 1e-2
+    test_can_init_all_missing_weights_before_2023 = True  # the suite leaves out files without a copyright year
+    training_overfit_steps = 150
+    training_overfit_seq_length = 30
+    training_overfit_learning_rate = 2e-2
 
     def setUp(self):
         self.model_tester = ModelTester(self, **self.fields)

@@ -144,8 +144,8 @@ class AttentionSeq2SeqCache(Cache):
     def crop(self, *args, **kwargs) -> None:
         """Refused: a recurrent state has no history to go back to."""
         raise ValueError(
-            f"{type(self).__name__} can not be cropped: a recurrent decoder keeps its last state only, so it can not "
-            "go back to an earlier token. Assisted decoding and other methods that take tokens back need another model."
+            f"{type(self).__name__} can not be cropped: a recurrent decoder keeps its last state only and can not go "
+            "back to an earlier token. Assisted decoding, and whatever else takes tokens back, needs another model."
         )
 
     def update(self, *args, **kwargs):

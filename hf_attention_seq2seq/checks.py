@@ -13,16 +13,19 @@ IGNORED_LABEL = -100
 
 
 def first_given(*values: Any) -> Any:
+    """The first value that is not `None`, or `None`."""
     return next((value for value in values if value is not None), None)
 
 
 def check_one_of(first: str, first_value: Tensor | None, second: str, second_value: Tensor | None) -> None:
+    """Raises `ValueError` unless exactly one of two arguments is given."""
     if (first_value is None) == (second_value is None):
         given = "neither" if first_value is None else "both"
         raise ValueError(f"Exactly one of {first} and {second} must be given, got {given}.")
 
 
 def check_batch(name: str, ids: Tensor | None, embeddings: Tensor | None, embedding_size: int) -> None:
+    """Raises `ValueError` for ids or embeddings that are empty or have a wrong shape."""
     tensor, dimensions = (ids, 2) if embeddings is None else (embeddings, 3)
     if tensor.dim() != dimensions:
         shape = "(batch, length)" if dimensions == 2 else "(batch, length, embedding_size)"
@@ -36,6 +39,7 @@ def check_batch(name: str, ids: Tensor | None, embeddings: Tensor | None, embedd
 
 
 def check_tokens(name: str, ids: Tensor, size: int, field: str) -> None:
+    """Raises `ValueError` for ids of another dtype or outside of `0 <= id < size`."""
     if ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name} must have dtype int64 or int32, got {ids.dtype}.")
     smallest, largest = (int(value) for value in torch.aminmax(ids))
@@ -48,6 +52,7 @@ def check_tokens(name: str, ids: Tensor, size: int, field: str) -> None:
 
 
 def check_labels(labels: Tensor, size: int, decoder_inputs: Tensor | None) -> None:
+    """Raises `ValueError` for labels that do not fit the decoder inputs or are no tokens."""
     if labels.dim() != 2:
         raise ValueError(f"labels must have the shape (batch, target_length), got {tuple(labels.shape)}.")
     if 0 in labels.shape:
@@ -87,6 +92,7 @@ def as_decoder_mask(mask: Tensor | None, rows: int, length: int, cache: Attentio
 
 
 def check_cache(past_key_values: Any, cache: Any) -> AttentionSeq2SeqCache | None:
+    """The cache under either of its names; raises `ValueError` for both or for another kind of cache."""
     if past_key_values is not None and cache is not None:
         raise ValueError("past_key_values and cache are two names of one argument; give one of them.")
     given = past_key_values if cache is None else cache

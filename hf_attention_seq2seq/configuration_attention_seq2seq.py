@@ -109,7 +109,8 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
     Args:
         vocab_size (`int`): number of source tokens.
         decoder_vocab_size (`int`, *optional*): number of target tokens; `None` means one vocabulary for both sides.
-        share_encoder_decoder_embeddings (`bool`): one embedding matrix for source and target (needs one vocabulary).
+        share_encoder_decoder_embeddings (`bool`, *optional*): one embedding matrix for source and target, which needs
+            one vocabulary; `None` means that they share it if they can.
         tie_word_embeddings (`bool`): the output layer uses the target embedding matrix.
         embedding_size (`int`): width of both embeddings.
         hidden_size (`int`): units of each decoder layer.
@@ -163,7 +164,7 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         self,
         vocab_size: int = 8000,
         decoder_vocab_size: int | None = None,
-        share_encoder_decoder_embeddings: bool = False,
+        share_encoder_decoder_embeddings: bool | None = None,
         tie_word_embeddings: bool = False,
         embedding_size: int = 256,
         hidden_size: int = 512,
@@ -196,6 +197,8 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         decoder_start_token_id: int | None = None,
         **kwargs: Any,
     ):
+        if share_encoder_decoder_embeddings is None:
+            share_encoder_decoder_embeddings = decoder_vocab_size is None
         self.vocab_size = vocab_size
         self.decoder_vocab_size = decoder_vocab_size
         self.share_encoder_decoder_embeddings = share_encoder_decoder_embeddings
@@ -341,7 +344,7 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         self._validate_combinations()
 
     def _reject_misspelt_fields(self, extra: dict[str, Any]) -> None:
-        """Configurations take any further field, as in transformers; but not one that is a field of ours but a letter."""
+        """Any further field is taken, as in transformers, but not one that is almost the name of a field of ours."""
         fields = [name for name in vars(self) if not name.startswith("_")]
         for name in extra:
             close = difflib.get_close_matches(name, fields, n=1, cutoff=0.88)

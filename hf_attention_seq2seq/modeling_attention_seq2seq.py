@@ -122,7 +122,12 @@ class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
                 shape.
         """
         check_one_of("input_ids", input_ids, "inputs_embeds", inputs_embeds)
-        check_batch("input_ids" if inputs_embeds is None else "inputs_embeds", input_ids, inputs_embeds, self.config.embedding_size)
+        check_batch(
+            "input_ids" if inputs_embeds is None else "inputs_embeds",
+            input_ids,
+            inputs_embeds,
+            self.config.embedding_size,
+        )
         if inputs_embeds is None:
             check_tokens("input_ids", input_ids, self.embed_tokens.num_embeddings, "vocab_size")
             inputs_embeds = self.embed_tokens(input_ids)
@@ -250,9 +255,10 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
 
         embeddings = self._embed_target(decoder_input_ids, decoder_inputs_embeds)
         rows, length, _ = embeddings.shape
-        if rows % encoder_outputs.last_hidden_state.shape[0]:
+        sentences = encoder_outputs.last_hidden_state.shape[0]
+        if rows % sentences:
             raise ValueError(
-                f"The decoder has {rows} rows, but the encoder {encoder_outputs.last_hidden_state.shape[0]} sentences; "
+                f"The decoder has {rows} rows, but the encoder {sentences} sentences; "
                 "allowed is the same number, or a multiple of it (several hypotheses for each sentence)."
             )
         if cache is not None and cache.memory is not None:
@@ -355,7 +361,7 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         self.lm_head = value
 
     def tie_embeddings_and_encoder_decoder(self) -> None:
-        """Ties the output layer to the target embedding (called before transformers 5, which has `_tied_weights_keys`)."""
+        """Ties the output layer to the target embedding; called before transformers 5 only."""
         if self.config.tie_word_embeddings:
             self._tie_or_clone_weights(self.lm_head, self.get_decoder_input_embeddings())
 

@@ -86,6 +86,12 @@ def test_fields_that_other_libraries_add_are_kept():
     assert config.my_note == "x"
 
 
+def test_embeddings_are_shared_where_there_is_one_vocabulary():
+    assert AttentionSeq2SeqConfig().share_encoder_decoder_embeddings is True
+    assert AttentionSeq2SeqConfig(decoder_vocab_size=50).share_encoder_decoder_embeddings is False
+    assert AttentionSeq2SeqConfig(share_encoder_decoder_embeddings=False).share_encoder_decoder_embeddings is False
+
+
 def test_presets():
     for name in PRESETS:
         config = AttentionSeq2SeqConfig.from_preset(name, vocab_size=100, decoder_vocab_size=90)

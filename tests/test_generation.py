@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from hf_attention_seq2seq.compat import CACHE_NAME
@@ -423,42 +423,3 @@ def test_hidden_states_of_each_step():
     assert len(output.decoder_hidden_states) == 4
     for step in output.decoder_hidden_states:
         assert [states.shape for states in step] == [(12, 1, 8)] * 4
-
-
-# What a recurrent decoder can not do
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"prompt_lookup_num_tokens": 2}, {"assistant_early_exit": 1}, {"assistant_model": "another"}],
-    ids=lambda options: next(iter(options)),
-)
-def test_assisted_decoding_is_refused(options):
-    model = tiny_model()
-    if "assistant_model" in options:
-        options = {"assistant_model": tiny_model(seed=1)}
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        model.generate(source_batch()[0][:1], max_new_tokens=4, **options)
-
-
-@pytest.mark.parametrize("implementation", ["static", "offloaded", "offloaded_static", "quantized", "dynamic"])
-def test_other_caches_are_refused(implementation):
-    with pytest.raises(ValueError, match=f"cache_implementation='{implementation}' is not possible.*recurrent"):
-        tiny_model().generate(source_batch()[0], max_new_tokens=4, cache_implementation=implementation)
-
-
-def test_a_key_value_cache_is_refused():
-    model = tiny_model()
-    input_ids, _ = source_batch()
-    with pytest.raises(ValueError, match="is an AttentionSeq2SeqCache, got DynamicCache"):
-        model.generate(input_ids, max_new_tokens=4, **{CACHE_NAME: DynamicCache()})
-    with pytest.raises(ValueError, match="is an AttentionSeq2SeqCache, got DynamicCache"):
-        model(input_ids, decoder_input_ids=PREFIXES, **{CACHE_NAME: DynamicCache()})
-
-
-def test_a_cache_of_other_rows_is_refused():
-    model = tiny_model()
-    input_ids, mask = source_batch()
-    cache = cache_of(model(input_ids, attention_mask=mask, decoder_input_ids=PREFIXES, use_cache=True))
-    with pytest.raises(ValueError, match="holds 4 hypotheses, but the decoder inputs have 2 rows"):
-        model(input_ids[:2], decoder_input_ids=PREFIXES[:2], **{CACHE_NAME: cache})

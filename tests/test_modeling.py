@@ -308,7 +308,10 @@ BAD_INPUTS = {
     "empty batch": ({"input_ids": torch.zeros(0, 3, dtype=torch.long)}, r"input_ids is empty.*\(0, 3\)"),
     "no source token": ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"input_ids is empty.*\(1, 0\)"),
     "no target token": ({"decoder_input_ids": torch.zeros(1, 0, dtype=torch.long)}, "decoder_input_ids is empty"),
-    "mask of another length": ({"attention_mask": torch.ones(1, 9)}, r"attention_mask has the shape \(1, 9\).*\(1, 3\)"),
+    "mask of another length": (
+        {"attention_mask": torch.ones(1, 9)},
+        r"attention_mask has the shape \(1, 9\).*\(1, 3\)",
+    ),
     "mask of another batch": ({"attention_mask": torch.ones(2, 3)}, r"attention_mask has the shape \(2, 3\)"),
     "flat mask": ({"attention_mask": torch.ones(3)}, r"attention_mask has the shape \(3,\)"),
     "decoder mask of another length": (

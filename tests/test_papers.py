@@ -1,4 +1,4 @@
-"""Each preset against its paper's equations, written out sentence by sentence and step by step, in double precision."""
+"""Each preset against its paper's equations, written out step by step for each sentence, in double precision."""
 
 import pytest
 import torch

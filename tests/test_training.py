@@ -29,7 +29,7 @@ def weights(folder):
 def assert_same_weights(one, other, **tolerance):
     assert one.keys() == other.keys()
     for name in one:
-        torch.testing.assert_close(one[name], other[name], msg=lambda text: f"{name}: {text}", **tolerance)
+        torch.testing.assert_close(one[name], other[name], msg=lambda text, name=name: f"{name}: {text}", **tolerance)
 
 
 def test_gradient_accumulation_trains_the_same_model(tmp_path):

@@ -1,0 +1,1 @@
+"""Training scripts; each is run with `python -m training.NAME`."""

@@ -110,7 +110,6 @@ def main() -> None:
     )
     config = AttentionSeq2SeqConfig(
         vocab_size=len(tokenizer),
-        share_encoder_decoder_embeddings=True,
         embedding_size=study.embedding_size,
         hidden_size=study.hidden_size,
         attention_type=study.attention_type,

@@ -18,7 +18,7 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	command -v nvidia-smi > /dev/null || $(BIN)/python -m pip install --quiet "torch==$(TORCH)+cpu" \
 		|| echo "pip found no CPU build of torch $(TORCH); taking the default build"
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[train,plot,demo,test]"
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[train,plot,sparse,demo,test]"
 	touch $@
 
 demo: setup

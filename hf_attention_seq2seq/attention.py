@@ -1,8 +1,8 @@
 """
 The three phases of attention composed: score, align, read.
 
-`prepare` does once a sentence all that does not depend on the decoder; calling the module then attends with any
-number of queries at once. Nothing is kept on the modules between calls.
+`prepare` does once a sentence all that does not depend on the decoder; calling the module then attends with one query
+for each hypothesis, or with the queries of many steps at once. Nothing is kept on the modules between calls.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
+from .coverage import COVERAGES
 from .layout import PaddingLayout
-from .normalizers import masked_softmax
+from .monotonic import MonotonicAlignment
+from .normalizers import NORMALIZERS
 from .scoring import SCORES, split_heads
+from .spans import SPANS, Window
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,18 @@ class PreparedMemory:
         keys: `(batch, heads, source, key_size)`.
         values: `(batch, heads, source, value_size)`; for a fixed context the one value `(batch, 1, 1, size)`.
         mask: `(batch, source)` bool, true at tokens.
+        lengths: `(batch,)` int64, the number of tokens.
         order: where each position stands in the padded input, or `None` if it stands there already
             (see `PaddingLayout`).
+        chunk_keys: the keys of monotonic attention's second score, as `keys`.
     """
 
     keys: Tensor | None
     values: Tensor
     mask: Tensor
+    lengths: Tensor
     order: Tensor | None = None
+    chunk_keys: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -43,21 +50,37 @@ class PreparedMemory:
 
     def select(self, indices: Tensor) -> PreparedMemory:
         """The sentences `indices`, `(rows,)` int64."""
-
-        def pick(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.index_select(0, indices.to(tensor.device))
-
+        tensors = {name: value for name, value in vars(self).items() if value is not None}
         return replace(
-            self, keys=pick(self.keys), values=pick(self.values), mask=pick(self.mask), order=pick(self.order)
+            self, **{name: value.index_select(0, indices.to(value.device)) for name, value in tensors.items()}
         )
+
+
+@dataclass(frozen=True)
+class Attended:
+    """
+    What one call of an attention gives.
+
+    Attributes:
+        contexts: `(rows, queries, context_size)`.
+        weights: `(rows, heads, queries, source)`, tokens in front; `None` if they were not asked for, or do not exist.
+        history: what the next step must know, a tuple of tensors with `rows` rows.
+        coverage_loss: `(rows, queries)`, or `None`.
+    """
+
+    contexts: Tensor
+    weights: Tensor | None = None
+    history: tuple[Tensor, ...] = ()
+    coverage_loss: Tensor | None = None
 
 
 class Attention(nn.Module):
     """
-    Soft attention over the encoder states (Bahdanau 2014, Luong 2015).
+    Attention over the encoder states (Bahdanau 2014, Luong 2015).
 
     Attributes:
         context_size: width of the contexts.
+        is_stateful: whether a step needs to know the alignment of the step before.
     """
 
     def __init__(self, config: AttentionSeq2SeqConfig):
@@ -65,10 +88,22 @@ class Attention(nn.Module):
         self.heads = config.attention_heads
         self.context_size = config.memory_size
         self.score = SCORES[config.attention_type](config)
+        self.span = SPANS[config.attention_span](config)
+        self.normalize = NORMALIZERS[config.attention_normalizer]
         self.value_projection = nn.Identity()
         if config.attention_values == "projected":
             self.context_size = config.attention_size if config.attention_size is not None else config.hidden_size
             self.value_projection = nn.Linear(config.memory_size, self.context_size, bias=False)
+        self.coverage = self.monotonic = self.chunk_score = None
+        if config.coverage_type is not None:
+            self.coverage = COVERAGES[config.coverage_type](config)
+            self.score.add_features(self.coverage.features)
+        if config.attention_selection == "monotonic":
+            self.monotonic = MonotonicAlignment(config)
+            if config.monotonic_chunk_size > 1:
+                self.chunk_score = SCORES[config.attention_type](config)
+        self.wants_coverage_loss = config.coverage_loss_weight > 0
+        self.is_stateful = self.coverage is not None or self.monotonic is not None
 
     def prepare(self, memory: Tensor, layout: PaddingLayout, summary: Tensor | None) -> PreparedMemory:
         """
@@ -84,28 +119,112 @@ class Attention(nn.Module):
             keys=self.score.project_keys(memory),
             values=split_heads(self.value_projection(memory), self.heads),
             mask=layout.front_mask,
+            lengths=layout.lengths.to(memory.device),
             order=layout.order,
+            chunk_keys=None if self.chunk_score is None else self.chunk_score.project_keys(memory),
         )
 
-    def forward(self, states: Tensor, memory: PreparedMemory) -> tuple[Tensor, Tensor]:
+    def first_history(self, memory: PreparedMemory, rows: int) -> tuple[Tensor, ...]:
+        """What the first step is told of earlier alignments."""
+        like = memory.values.new_zeros(rows, memory.mask.shape[1])
+        if self.coverage is not None:
+            return (like,)
+        if self.monotonic is None:
+            return ()
+        if not self.training:
+            return (torch.zeros(rows, dtype=torch.long, device=like.device),)
+        like[:, 0] = 1.0  # attention stands at the first position
+        return (like,)
+
+    def forward(
+        self,
+        states: Tensor,
+        memory: PreparedMemory,
+        steps: Tensor,
+        history: tuple[Tensor, ...] = (),
+        with_weights: bool = True,
+    ) -> Attended:
         """
         Args:
             states: decoder states `(rows, queries, hidden_size)`; the rows of one sentence (beams) are consecutive.
+                More than one query a row only where `is_stateful` is false.
             memory: of `rows` sentences, or of fewer which the rows share evenly.
-
-        Returns:
-            contexts `(rows, queries, context_size)` and weights `(rows, heads, queries, source)`, tokens in front.
+            steps: the decoding step of each query, `(rows, queries)` int64.
+            history: of the step before.
+            with_weights: whether `weights` are wanted; a local span has to spread them over the sentence.
         """
         rows, queries, _ = states.shape
-        hypotheses = rows // memory.rows
-        # Hypotheses of one sentence are further queries to the same memory.
-        states = states.reshape(memory.rows, hypotheses * queries, -1)
-        scores = self.score.score(self.score.project_queries(states), memory.keys)
-        weights = masked_softmax(scores, memory.mask[:, None, None, :])
-        contexts = weights @ memory.values  # (sentences, heads, hypotheses * queries, value_size)
+        sentences = memory.rows
+
+        def by_sentence(tensor: Tensor) -> Tensor:
+            """Hypotheses of one sentence are further queries to the same memory."""
+            return tensor.reshape(sentences, rows // sentences * queries, *tensor.shape[2:])
+
+        states, steps = by_sentence(states), by_sentence(steps)
+        history = tuple(by_sentence(tensor.unsqueeze(1)) for tensor in history)
+        if self.monotonic is not None:
+            weights, window, history = self._monotonic(states, memory, history)
+        else:
+            weights, window = self._soft(states, memory, steps, history)
+        if window is None:
+            contexts = weights @ memory.values  # (sentences, heads, queries, value_size)
+        else:
+            contexts = (weights.unsqueeze(-2) @ window.gather(memory.values)).squeeze(-2)
+            if with_weights or self.coverage is not None:
+                weights = window.spread(weights, memory.mask.shape[1])
+        coverage_loss = None
+        if self.coverage is not None:
+            own = weights.transpose(1, 2).flatten(0, 1)  # one alignment for each row, (rows, heads, source)
+            old = history[0].flatten(0, 1)
+            if self.wants_coverage_loss:
+                coverage_loss = self.coverage.loss(old, own).unsqueeze(1)
+            history = (self.coverage.update(old, own),)
+        else:
+            history = tuple(tensor.flatten(0, 1) for tensor in history)
         contexts = contexts.transpose(1, 2).reshape(rows, queries, -1)
-        weights = weights.unflatten(2, (hypotheses, queries)).transpose(1, 2).reshape(rows, self.heads, queries, -1)
-        return contexts, weights
+        if with_weights:
+            weights = weights.unflatten(2, (rows // sentences, queries)).transpose(1, 2).flatten(0, 1)
+        return Attended(contexts, weights if with_weights else None, history, coverage_loss)
+
+    def _soft(
+        self, states: Tensor, memory: PreparedMemory, steps: Tensor, history: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Window | None]:
+        """Weights `(sentences, heads, queries, source or width)`, and the window that they are in."""
+        window = self.span(states, steps, memory.lengths)
+        features = None
+        if self.coverage is not None:
+            features = self.coverage(history[0].flatten(0, 1)).unflatten(0, states.shape[:2])
+            if window is not None:
+                places = window.positions.unsqueeze(-1).expand(-1, -1, -1, features.shape[-1])
+                features = features.gather(2, places)
+        scores = self.score(self.score.project_queries(states), memory.keys, window, features)
+        inside = memory.mask[:, None, None, :] if window is None else window.inside.unsqueeze(1)
+        weights = self.normalize(scores, inside)
+        if window is not None and window.factor is not None:
+            weights = weights * window.factor.unsqueeze(1)
+        return weights, window
+
+    def _monotonic(
+        self, states: Tensor, memory: PreparedMemory, history: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Window | None, tuple[Tensor, ...]]:
+        """As `_soft`, and the new history: alignments in training, positions in evaluation mode."""
+        queries = self.score.project_queries(states)
+        chunk_queries = None if self.chunk_score is None else self.chunk_score.project_queries(states)
+        if self.training:
+            mask = memory.mask[:, None, None, :]
+            chunk_scores = None
+            if chunk_queries is not None:
+                chunk_scores = self.chunk_score(chunk_queries, memory.chunk_keys)
+            scores = self.score(queries, memory.keys)
+            weights, alignment = self.monotonic.soft(scores, chunk_scores, mask, history[0].unsqueeze(1))
+            return weights, None, (alignment.squeeze(1),)
+        position, window = self.monotonic.hard(
+            lambda place: self.score(queries, memory.keys, place), history[0], memory.lengths
+        )
+        inside = window.inside.unsqueeze(1)
+        if chunk_queries is None:
+            return inside.to(memory.values.dtype), window, (position,)
+        return self.normalize(self.chunk_score(chunk_queries, memory.chunk_keys, window), inside), window, (position,)
 
 
 class FixedContext(nn.Module):
@@ -113,6 +232,8 @@ class FixedContext(nn.Module):
     No attention: the context is `c = tanh(V h)` of the encoder's final state in every step (Cho 2014, A.1), or, with
     `attention_query="current_state"`, nothing at all (Sutskever 2014).
     """
+
+    is_stateful = False
 
     def __init__(self, config: AttentionSeq2SeqConfig):
         super().__init__()
@@ -126,13 +247,25 @@ class FixedContext(nn.Module):
         values = memory.new_zeros(memory.shape[0], 1, 1, 0)
         if self.context_size:
             values = torch.tanh(self.summary_projection(summary))[:, None, None, :]
-        return PreparedMemory(keys=None, values=values, mask=layout.front_mask, order=layout.order)
+        lengths = layout.lengths.to(memory.device)
+        return PreparedMemory(None, values, mask=layout.front_mask, lengths=lengths, order=layout.order)
 
-    def forward(self, states: Tensor, memory: PreparedMemory) -> tuple[Tensor, None]:
+    def first_history(self, memory: PreparedMemory, rows: int) -> tuple[Tensor, ...]:
+        """See `Attention.first_history`."""
+        return ()
+
+    def forward(
+        self,
+        states: Tensor,
+        memory: PreparedMemory,
+        steps: Tensor,
+        history: tuple[Tensor, ...] = (),
+        with_weights: bool = True,
+    ) -> Attended:
         """See `Attention.forward`; there are no weights."""
         rows, queries, _ = states.shape
         contexts = memory.values.squeeze(1).repeat_interleave(rows // memory.rows, dim=0)
-        return contexts.expand(rows, queries, self.context_size), None
+        return Attended(contexts.expand(rows, queries, self.context_size))
 
 
 def build_attention(config: AttentionSeq2SeqConfig) -> Attention | FixedContext:

@@ -21,11 +21,15 @@ class DecoderState:
 
     Attributes:
         layers: per decoder layer `(hidden,)`, for LSTM `(hidden, cell)`, each `(rows, hidden_size)`.
+        steps: number of tokens consumed, `(rows,)` int64.
         feed: the last readout vector `(rows, readout_width)`, or `None` without input feeding.
+        history: what attention must know of earlier alignments, tensors `(rows, ...)`.
     """
 
     layers: tuple[LayerState, ...]
+    steps: Tensor
     feed: Tensor | None = None
+    history: tuple[Tensor, ...] = ()
 
     @property
     def rows(self) -> int:

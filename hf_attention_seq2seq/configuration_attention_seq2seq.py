@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 from typing import Any
 
 try:
@@ -26,6 +27,10 @@ ATTENTION_TYPES = [
 UNPARAMETRISED_SCORES = ("dot", "scaled_dot", "cosine")  # need queries and keys of one width
 ATTENTION_QUERIES = ("current_state", "previous_state")
 ATTENTION_VALUES = ("shared", "projected")
+ATTENTION_SPANS = ("global", "local_m", "local_p")
+ATTENTION_NORMALIZERS = ("softmax", "sparsemax", "entmax15")
+ATTENTION_SELECTIONS = ("soft", "monotonic")
+COVERAGE_TYPES = (None, "accumulated", "location_aware")
 BRIDGE_TYPES = ("linear", "copy", "mean", "zeros", "backward", "context")
 READOUT_TYPES = ("attentional", "maxout", "state")
 
@@ -99,6 +104,69 @@ PRESETS: dict[str, dict[str, Any]] = {
     "luong-2015-global-general": {**_LUONG_2015, "attention_type": "general"},
     "luong-2015-global-concat": {**_LUONG_2015, "attention_type": "concat"},
     "luong-2015-global-location": {**_LUONG_2015, "attention_type": "location"},
+    # The same, section 3.2, with the window of section 4.1.
+    "luong-2015-local-m": {**_LUONG_2015, "attention_type": "general", "attention_span": "local_m"},
+    "luong-2015-local-p": {**_LUONG_2015, "attention_type": "general", "attention_span": "local_p"},
+    # Chorowski et al. 2015, "Attention-Based Models for Speech Recognition", eq. 8 and 9, over tokens.
+    "chorowski-2015-location-aware": {
+        "rnn_type": "gru",
+        "embedding_size": 256,
+        "hidden_size": 256,
+        "encoder_hidden_size": 512,
+        "attention_type": "mlp",
+        "attention_size": 512,
+        "attention_query": "previous_state",
+        "coverage_type": "location_aware",
+        "coverage_filters": 10,
+        "coverage_kernel_size": 201,
+        "readout_type": "maxout",
+        "readout_size": 64,
+    },
+    # See, Liu, Manning 2017, "Get To The Point", sections 2.1 and 2.3 (without the pointer).
+    "see-2017-coverage": {
+        "rnn_type": "lstm",
+        "embedding_size": 128,
+        "hidden_size": 256,
+        "encoder_hidden_size": 512,
+        "attention_type": "mlp",
+        "attention_size": 512,
+        "input_feeding": True,
+        "coverage_type": "accumulated",
+        "coverage_loss_weight": 1.0,
+    },
+    # Raffel et al. 2017, "Online and Linear-Time Attention by Enforcing Monotonic Alignments", section 2.
+    "raffel-2017-monotonic": {
+        "rnn_type": "lstm",
+        "embedding_size": 256,
+        "hidden_size": 512,
+        "attention_type": "mlp",
+        "attention_query": "previous_state",
+        "attention_selection": "monotonic",
+        "monotonic_offset": -4.0,
+    },
+    # Chiu and Raffel 2018, "Monotonic Chunkwise Attention", section 2.
+    "chiu-2018-mocha": {
+        "rnn_type": "lstm",
+        "embedding_size": 256,
+        "hidden_size": 512,
+        "attention_type": "mlp",
+        "attention_query": "previous_state",
+        "attention_selection": "monotonic",
+        "monotonic_chunk_size": 4,
+        "monotonic_offset": -4.0,
+    },
+    # Peters, Niculae, Martins 2019, "Sparse Sequence-to-Sequence Models": sparse attention (the output is a softmax).
+    "peters-2019-sparse": {
+        "rnn_type": "lstm",
+        "embedding_size": 300,
+        "hidden_size": 300,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "attention_type": "general",
+        "attention_normalizer": "entmax15",
+        "input_feeding": True,
+        "dropout": 0.3,
+    },
 }
 
 
@@ -133,6 +201,22 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             and of projected queries, keys and values (`None` means no projection unless it is needed).
         attention_heads (`int`): number of attention heads.
         attention_values (`str`): `"shared"`: the values are the encoder states; `"projected"`: a linear map of them.
+        attention_span (`str`): `"global"`: the whole sentence; `"local_m"`, `"local_p"`: a window around the decoding
+            step or around a predicted place (Luong 2015, 3.2). Only the window is ever looked at.
+        attention_window (`int`): positions on each side of a local window's center (`D`).
+        attention_normalizer (`str`): `"softmax"`, `"sparsemax"` (Martins and Astudillo 2016) or `"entmax15"` (Peters
+            2019); the last two need the package entmax.
+        attention_selection (`str`): `"soft"`: the weighted average; `"monotonic"`: attention that moves along the
+            sentence and never back, expected in training and hard in evaluation mode (Raffel 2017).
+        monotonic_chunk_size (`int`): positions that monotonic attention averages over where it stops; 1 is Raffel
+            2017, more is MoChA (Chiu and Raffel 2018).
+        monotonic_offset, monotonic_noise (`float`): the first offset of the scores, and the standard deviation of the
+            noise before the sigmoid in training.
+        coverage_type (`str`, *optional*): what the scores know of earlier alignments: `"accumulated"`, their sum (Tu
+            2016, See 2017), or `"location_aware"`, the last one convolved (Chorowski 2015).
+        coverage_loss_weight (`float`): weight of the coverage loss (See 2017, eq. 12 and 13), a mean over the target
+            tokens, in the training loss.
+        coverage_filters, coverage_kernel_size (`int`): of the convolution; the second is odd.
         attention_query (`str`): `"current_state"`: update the decoder, then attend (Luong 2015); `"previous_state"`:
             attend, then update the decoder with the context (Bahdanau 2014).
         input_feeding (`bool`): the previous readout vector is an input of the next step (Luong 2015, 3.3).
@@ -180,6 +264,17 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         attention_size: int | None = None,
         attention_heads: int = 1,
         attention_values: str = "shared",
+        attention_span: str = "global",
+        attention_window: int = 10,
+        attention_normalizer: str = "softmax",
+        attention_selection: str = "soft",
+        monotonic_chunk_size: int = 1,
+        monotonic_offset: float = -1.0,
+        monotonic_noise: float = 1.0,
+        coverage_type: str | None = None,
+        coverage_loss_weight: float = 0.0,
+        coverage_filters: int = 10,
+        coverage_kernel_size: int = 15,
         attention_query: str = "current_state",
         input_feeding: bool = False,
         max_source_positions: int = 512,
@@ -216,6 +311,17 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         self.attention_size = attention_size
         self.attention_heads = attention_heads
         self.attention_values = attention_values
+        self.attention_span = attention_span
+        self.attention_window = attention_window
+        self.attention_normalizer = attention_normalizer
+        self.attention_selection = attention_selection
+        self.monotonic_chunk_size = monotonic_chunk_size
+        self.monotonic_offset = monotonic_offset
+        self.monotonic_noise = monotonic_noise
+        self.coverage_type = coverage_type
+        self.coverage_loss_weight = coverage_loss_weight
+        self.coverage_filters = coverage_filters
+        self.coverage_kernel_size = coverage_kernel_size
         self.attention_query = attention_query
         self.input_feeding = input_feeding
         self.max_source_positions = max_source_positions
@@ -305,6 +411,10 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             ("attention_type", ATTENTION_TYPES),
             ("attention_query", ATTENTION_QUERIES),
             ("attention_values", ATTENTION_VALUES),
+            ("attention_span", ATTENTION_SPANS),
+            ("attention_normalizer", ATTENTION_NORMALIZERS),
+            ("attention_selection", ATTENTION_SELECTIONS),
+            ("coverage_type", COVERAGE_TYPES),
             ("readout_type", READOUT_TYPES),
         ):
             if getattr(self, name) not in allowed:
@@ -316,6 +426,10 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             "encoder_layers",
             "decoder_layers",
             "attention_heads",
+            "attention_window",
+            "monotonic_chunk_size",
+            "coverage_filters",
+            "coverage_kernel_size",
             "max_source_positions",
         ):
             self._require_positive_integer(name)
@@ -339,6 +453,12 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         value = self.initializer_range
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
             self._reject("initializer_range", "allowed: None or a number from 0 up")
+        for name in ("monotonic_noise", "coverage_loss_weight"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                self._reject(name, "allowed: a number from 0 up")
+        if not isinstance(self.monotonic_offset, (int, float)) or not math.isfinite(self.monotonic_offset):
+            self._reject("monotonic_offset", "allowed: a number")
         self._validate_token_ids()
         self._validate_sizes()
         self._validate_combinations()
@@ -424,6 +544,7 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
                 f"attention_values='shared' gives each head its part of the encoder state, so it must divide "
                 f"{self.memory_size}",
             )
+        self._validate_alignment()
         if self.attention_type in UNPARAMETRISED_SCORES and self.attention_size is None:
             if self.memory_size != self.hidden_size:
                 self._reject(
@@ -435,8 +556,36 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             if self.attention_values == "shared":
                 self._reject("attention_size", "attention_type='location' with shared values projects nothing")
 
+    def _validate_alignment(self) -> None:
+        if self.coverage_kernel_size % 2 == 0:
+            self._reject("coverage_kernel_size", "it must be odd, to be centred at a position")
+        if self.coverage_loss_weight and self.coverage_type != "accumulated":
+            self._reject("coverage_loss_weight", "the coverage loss needs coverage_type='accumulated'")
+        if self.attention_selection != "monotonic":
+            if self.monotonic_chunk_size != 1:
+                self._reject("monotonic_chunk_size", "chunks need attention_selection='monotonic'")
+            return
+        for name, allowed, reason in (
+            ("attention_heads", 1, "one head moves along the sentence"),
+            ("attention_span", "global", "monotonic attention has a place of its own to look at"),
+            ("attention_normalizer", "softmax", "the probability of stopping is a sigmoid, and chunks have a softmax"),
+            ("coverage_type", None, "monotonic attention never goes back, so nothing has to be remembered"),
+        ):
+            if getattr(self, name) != allowed:
+                self._reject(name, f"with attention_selection='monotonic' it must be {allowed!r}: {reason}")
+
     def _validate_without_attention(self) -> None:
-        for name, default in (("attention_size", None), ("attention_heads", 1), ("attention_values", "shared")):
+        for name, default in (
+            ("attention_size", None),
+            ("attention_heads", 1),
+            ("attention_values", "shared"),
+            ("attention_span", "global"),
+            ("attention_normalizer", "softmax"),
+            ("attention_selection", "soft"),
+            ("monotonic_chunk_size", 1),
+            ("coverage_type", None),
+            ("coverage_loss_weight", 0.0),
+        ):
             if getattr(self, name) != default:
                 self._reject(name, f"attention_type='none' has no such thing; leave it at {default!r}")
         if self.attention_query == "current_state":

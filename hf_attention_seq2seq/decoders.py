@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import PreparedMemory, build_attention, restore_weights
+from .attention import Attended, PreparedMemory, build_attention, restore_weights
 from .bridges import build_bridge
 from .cache import DecoderState
 from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
@@ -25,13 +25,15 @@ class DecoderOutput:
         readouts: `(rows, target_length, readout_width)`.
         state: after the last token.
         layer_states: per layer `(rows, target_length, hidden_size)`.
-        weights: `(rows, heads, target_length, source_length)`, or `None` without attention.
+        weights: `(rows, heads, target_length, source_length)`, or `None` without attention or if not asked for.
+        coverage_loss: `(rows, target_length)`, or `None` if the configuration has none.
     """
 
     readouts: Tensor
     state: DecoderState
     layer_states: tuple[Tensor, ...]
     weights: Tensor | None
+    coverage_loss: Tensor | None = None
 
 
 class RecurrentDecoder(nn.Module):
@@ -54,7 +56,8 @@ class RecurrentDecoder(nn.Module):
         self.input_feeding = config.input_feeding
         self.attends_first = config.attention_query == "previous_state"
         self.attention = build_attention(config)
-        self.runs_at_once = not self.input_feeding and (not self.attends_first or config.attention_type == "none")
+        needs_steps = self.input_feeding or self.attention.is_stateful
+        self.runs_at_once = not needs_steps and (not self.attends_first or config.attention_type == "none")
         inputs = config.embedding_size
         inputs += self.attention.context_size if self.attends_first else 0
         inputs += config.readout_width if self.input_feeding else 0
@@ -78,15 +81,21 @@ class RecurrentDecoder(nn.Module):
 
     def first_state(self, encoder: EncoderOutput, memory: PreparedMemory, rows: int) -> DecoderState:
         """The state before the first token, for `rows` hypotheses which the sentences share evenly."""
-        state = DecoderState(layers=self.bridge(encoder, memory))
+        steps = torch.zeros(memory.rows, dtype=torch.long, device=memory.mask.device)
+        state = DecoderState(layers=self.bridge(encoder, memory), steps=steps)
         if rows != memory.rows:
             state = state.map(lambda tensor: tensor.repeat_interleave(rows // memory.rows, dim=0))
         if self.input_feeding:
             state = replace(state, feed=state.top.new_zeros(rows, self.readout_width))
-        return state
+        return replace(state, history=self.attention.first_history(memory, rows))
 
     def forward(
-        self, embeddings: Tensor, memory: PreparedMemory, state: DecoderState, mask: Tensor | None = None
+        self,
+        embeddings: Tensor,
+        memory: PreparedMemory,
+        state: DecoderState,
+        mask: Tensor | None = None,
+        with_weights: bool = True,
     ) -> DecoderOutput:
         """
         Args:
@@ -94,9 +103,10 @@ class RecurrentDecoder(nn.Module):
             memory: of `rows` sentences or of fewer, which consecutive rows share.
             state: before the first of these tokens.
             mask: `(rows, target_length)` bool; a false entry leaves the row's state as it is. `None` if all are true.
+            with_weights: whether the attention weights are wanted.
         """
         run = self._run_at_once if self.runs_at_once and mask is None else self._run_steps
-        output = run(embeddings, memory, state, mask)
+        output = run(embeddings, memory, state, mask, with_weights)
         if output.weights is not None:
             output = replace(output, weights=restore_weights(output.weights, memory))
         return output
@@ -105,12 +115,12 @@ class RecurrentDecoder(nn.Module):
         return F.dropout(tensor, rate, self.training) if rate else tensor
 
     def _run_at_once(
-        self, embeddings: Tensor, memory: PreparedMemory, state: DecoderState, mask: None
+        self, embeddings: Tensor, memory: PreparedMemory, state: DecoderState, mask: None, with_weights: bool
     ) -> DecoderOutput:
         inputs = embeddings
-        if self.attends_first:  # only a fixed context gets here
-            contexts, _ = self.attention(embeddings, memory)
-            inputs = torch.cat((inputs, contexts), dim=-1)
+        steps = state.steps[:, None] + torch.arange(embeddings.shape[1], device=embeddings.device)
+        if self.attends_first:  # only a fixed context gets here, which asks no state
+            inputs = torch.cat((inputs, self.attention(embeddings, memory, steps).contexts), dim=-1)
         layer_states, last = [], []
         for index, layer in enumerate(self.layers):
             inputs = self._drop(inputs, self.dropout if index else 0.0)
@@ -118,39 +128,51 @@ class RecurrentDecoder(nn.Module):
             inputs = outputs + inputs if self.residual and index else outputs
             layer_states.append(inputs)
             last.append(new)
-        contexts, weights = self.attention(inputs, memory)
-        readouts = self._drop(self.readout(inputs, contexts, embeddings), self.output_dropout)
-        return DecoderOutput(readouts, DecoderState(tuple(last)), tuple(layer_states), weights)
+        attended = self.attention(inputs, memory, steps, with_weights=with_weights)
+        readouts = self._drop(self.readout(inputs, attended.contexts, embeddings), self.output_dropout)
+        state = replace(state, layers=tuple(last), steps=steps[:, -1] + 1)
+        return DecoderOutput(readouts, state, tuple(layer_states), attended.weights)
 
     def _run_steps(
-        self, embeddings: Tensor, memory: PreparedMemory, state: DecoderState, mask: Tensor | None
+        self,
+        embeddings: Tensor,
+        memory: PreparedMemory,
+        state: DecoderState,
+        mask: Tensor | None,
+        with_weights: bool,
     ) -> DecoderOutput:
         steps = []
         for index in range(embeddings.shape[1]):
             old = state
-            state, *outputs = self._step(embeddings[:, index], memory, state)
+            state, step = self._step(embeddings[:, index], memory, state, with_weights)
             if mask is not None:
                 state = state.where(mask[:, index], old)
-            steps.append(outputs)
-        tops, layer_states, contexts, weights, readouts = zip(*steps)
-        if readouts[0] is None:  # not needed within the loop: one product for all steps
-            drawn = self.readout(torch.stack(tops, dim=1), torch.stack(contexts, dim=1), embeddings)
-            drawn = self._drop(drawn, self.output_dropout)
-        else:
-            drawn = torch.stack(readouts, dim=1)
+            steps.append(step)
+        readouts = _stack([step.readout for step in steps], dim=1)
+        if readouts is None:  # not needed within the loop: one product for all steps
+            tops = torch.stack([step.layer_states[-1] for step in steps], dim=1)
+            contexts = torch.cat([step.attended.contexts for step in steps], dim=1)
+            readouts = self._drop(self.readout(tops, contexts, embeddings), self.output_dropout)
         return DecoderOutput(
-            readouts=drawn,
+            readouts=readouts,
             state=state,
-            layer_states=tuple(torch.stack(layer, dim=1) for layer in zip(*layer_states)),
-            weights=None if weights[0] is None else torch.stack(weights, dim=2),
+            layer_states=tuple(torch.stack(layer, dim=1) for layer in zip(*(step.layer_states for step in steps))),
+            weights=_concatenate([step.attended.weights for step in steps], dim=2),
+            coverage_loss=_concatenate([step.attended.coverage_loss for step in steps], dim=1),
         )
 
-    def _step(self, embedding: Tensor, memory: PreparedMemory, state: DecoderState):
-        """One token `(rows, embedding_size)`; returns the new state, then what `_run_steps` collects."""
+    def _step(
+        self, embedding: Tensor, memory: PreparedMemory, state: DecoderState, with_weights: bool
+    ) -> tuple[DecoderState, _Step]:
+        """One token `(rows, embedding_size)`."""
+
+        def attend(query: Tensor) -> Attended:
+            return self.attention(query.unsqueeze(1), memory, state.steps[:, None], state.history, with_weights)
+
         inputs = [embedding]
         if self.attends_first:
-            context, weights = self._attend(state.top, memory)
-            inputs.append(context)
+            attended = attend(state.top)
+            inputs.append(attended.contexts.squeeze(1))
         if self.input_feeding:
             inputs.append(state.feed)
         hidden = torch.cat(inputs, dim=-1) if len(inputs) > 1 else embedding
@@ -162,12 +184,27 @@ class RecurrentDecoder(nn.Module):
             layers.append(new)
             layer_states.append(hidden)
         if not self.attends_first:
-            context, weights = self._attend(hidden, memory)
+            attended = attend(hidden)
         readout = None
         if self.input_feeding:
-            readout = self._drop(self.readout(hidden, context, embedding), self.output_dropout)
-        return replace(state, layers=tuple(layers), feed=readout), hidden, layer_states, context, weights, readout
+            readout = self.readout(hidden, attended.contexts.squeeze(1), embedding)
+            readout = self._drop(readout, self.output_dropout)
+        state = DecoderState(tuple(layers), state.steps + 1, readout, attended.history)
+        return state, _Step(layer_states, attended, readout)
 
-    def _attend(self, query: Tensor, memory: PreparedMemory) -> tuple[Tensor, Tensor | None]:
-        contexts, weights = self.attention(query.unsqueeze(1), memory)
-        return contexts.squeeze(1), None if weights is None else weights.squeeze(2)
+
+@dataclass(frozen=True)
+class _Step:
+    """What `_run_steps` collects of one step."""
+
+    layer_states: list[Tensor]
+    attended: Attended
+    readout: Tensor | None
+
+
+def _concatenate(parts: list[Tensor | None], dim: int) -> Tensor | None:
+    return None if parts[0] is None else torch.cat(parts, dim=dim)
+
+
+def _stack(parts: list[Tensor | None], dim: int) -> Tensor | None:
+    return None if parts[0] is None else torch.stack(parts, dim=dim)

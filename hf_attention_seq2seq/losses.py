@@ -24,8 +24,48 @@ def sequence_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | i
     total = F.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
     )
+    return _mean(total, labels != IGNORED_LABEL, num_items_in_batch)
+
+
+def coverage_loss(per_step: Tensor, counted: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    """
+    Mean coverage loss of the target tokens (See 2017, eq. 12 and 13).
+
+    Args:
+        per_step: `(rows, target_length)`.
+        counted: `(rows, target_length)` bool, true at target tokens.
+        num_items_in_batch: the divisor, as in `sequence_loss`.
+    """
+    return _mean(torch.where(counted, per_step, 0.0).sum(), counted, num_items_in_batch)
+
+
+def _mean(total: Tensor, counted: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
     if num_items_in_batch is None:
-        num_items_in_batch = (labels != IGNORED_LABEL).sum().clamp(min=1)
+        num_items_in_batch = counted.sum().clamp(min=1)
     elif torch.is_tensor(num_items_in_batch):
         num_items_in_batch = num_items_in_batch.to(total.device)
     return total / num_items_in_batch
+
+
+def with_auxiliary_loss(logits: Tensor, loss: Tensor) -> Tensor:
+    """
+    The same logits, through which `loss` gets its gradient as well.
+
+    For trainers that compute the loss from the logits alone, such as transformers' with label smoothing: whatever
+    they do, `loss` is minimised too. A trainer that divides by the items of all processes multiplies by their number;
+    here the same is done.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        loss = loss * torch.distributed.get_world_size()
+    return _WithAuxiliaryLoss.apply(logits, loss)
+
+
+class _WithAuxiliaryLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits: Tensor, loss: Tensor) -> Tensor:
+        ctx.dtype = loss.dtype
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        return gradient, torch.ones((), dtype=ctx.dtype, device=gradient.device)

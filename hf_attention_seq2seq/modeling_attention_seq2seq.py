@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,8 @@ from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
 from .decoders import RecurrentDecoder
 from .encoders import EncoderOutput, RecurrentEncoder
 from .generation import RecurrentGenerationMixin
-from .losses import sequence_loss
+from .losses import coverage_loss, sequence_loss, with_auxiliary_loss
+from .monotonic import MonotonicAlignment
 from .scoring import Score
 
 DEFAULT_MAX_LENGTH = 256  # the library's own default, 20 tokens, would cut translations without a word
@@ -63,8 +65,8 @@ class AttentionSeq2SeqPreTrainedModel(PreTrainedModel):
             for name, parameter in module.named_parameters(recurse=False):
                 if name.startswith("bias_ih") and not getattr(parameter, "_is_hf_initialized", False):
                     parameter[module.hidden_size : 2 * module.hidden_size].fill_(1.0)
-        elif isinstance(module, Score):
-            module.init_parameters()
+        elif isinstance(module, (Score, MonotonicAlignment)):
+            module.init_parameters(_fill)
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
@@ -138,6 +140,18 @@ class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
             first_given(output_hidden_states, self.config.output_hidden_states),
         )
         return output if first_given(return_dict, self.config.return_dict, True) else output.to_tuple()
+
+
+@dataclass
+class AttentionSeq2SeqModelOutput(Seq2SeqModelOutput):
+    """
+    As `Seq2SeqModelOutput`, and:
+
+    Attributes:
+        coverage_loss: `(rows, target_length)`, if the configuration has a `coverage_loss_weight`.
+    """
+
+    coverage_loss: Tensor | None = None
 
 
 class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
@@ -241,7 +255,7 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             ValueError: see `AttentionSeq2SeqEncoder.forward`; also for a cache of another kind.
         """
         output_hidden_states = first_given(output_hidden_states, self.config.output_hidden_states)
-        output_attentions = first_given(output_attentions, self.config.output_attentions)
+        output_attentions = bool(first_given(output_attentions, self.config.output_attentions))
         return_dict = first_given(return_dict, self.config.return_dict, True)
         use_cache = first_given(use_cache, self.config.use_cache) and not self.training
         cache = check_cache(past_key_values, cache)
@@ -270,19 +284,20 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             memory = self.decoder.prepare(encoder_outputs, mask)
             state = self.decoder.first_state(encoder_outputs, memory, rows)
 
-        decoded = self.decoder(embeddings, memory, state, as_decoder_mask(decoder_attention_mask, rows, length, cache))
+        mask = as_decoder_mask(decoder_attention_mask, rows, length, cache)
+        decoded = self.decoder(embeddings, memory, state, mask, with_weights=output_attentions)
 
         if use_cache:
             cache = AttentionSeq2SeqCache() if cache is None else cache
             cache.memory = memory
             cache.update_state(decoded.state, length)
-        has_weights = output_attentions and decoded.weights is not None
-        output = Seq2SeqModelOutput(
+        output = AttentionSeq2SeqModelOutput(
             last_hidden_state=decoded.readouts,
             decoder_hidden_states=(embeddings, *decoded.layer_states) if output_hidden_states else None,
-            cross_attentions=(decoded.weights,) if has_weights else None,
+            cross_attentions=None if decoded.weights is None else (decoded.weights,),
             encoder_last_hidden_state=encoder_outputs.last_hidden_state,
             encoder_hidden_states=encoder_outputs.hidden_states,
+            coverage_loss=decoded.coverage_loss,
             **{CACHE_NAME: cache if use_cache else None},
         )
         return output if return_dict else output.to_tuple()
@@ -409,8 +424,8 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             For the others see `AttentionSeq2SeqModel.forward`.
 
         Returns:
-            `loss`, the mean negative log-likelihood of the labels; `logits` `(rows, target_length,
-            target_vocab_size)`; the rest as `AttentionSeq2SeqModel.forward`.
+            `loss`, the mean negative log-likelihood of the labels, plus the coverage loss if the configuration has
+            one; `logits` `(rows, target_length, target_vocab_size)`; the rest as `AttentionSeq2SeqModel.forward`.
         """
         return_dict = first_given(return_dict, self.config.return_dict, True)
         if labels is not None:
@@ -435,15 +450,44 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         )
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None if labels is None else sequence_loss(logits, labels, num_items_in_batch)
-        passed_on = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        if outputs.coverage_loss is not None:
+            weight = self.config.coverage_loss_weight
+            if labels is not None:
+                loss = loss + weight * coverage_loss(
+                    outputs.coverage_loss, labels != IGNORED_LABEL, num_items_in_batch
+                )
+            elif self.training:
+                predicted = self._predicted_positions(decoder_input_ids, outputs.coverage_loss)
+                logits = with_auxiliary_loss(
+                    logits, weight * coverage_loss(outputs.coverage_loss, predicted, num_items_in_batch)
+                )
+        passed_on = {
+            name: value for name, value in outputs.items() if name not in ("last_hidden_state", "coverage_loss")
+        }
         output = Seq2SeqLMOutput(loss=loss, logits=logits, **passed_on)
         return output if return_dict else output.to_tuple()
+
+    def _predicted_positions(self, decoder_input_ids: Tensor | None, like: Tensor) -> Tensor:
+        """
+        Where the decoder inputs predict a word, `(rows, target_length)` bool: not behind padding or an end.
+
+        The Trainer's label smoothing takes the labels out, but losses on top of the likelihood need their places.
+        """
+        if decoder_input_ids is None:
+            return torch.ones_like(like, dtype=torch.bool)
+        return (decoder_input_ids != self.config.pad_token_id) & (decoder_input_ids != self.config.eos_token_id)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Labels `(batch, target_length)` shifted to the right behind `decoder_start_token_id`, -100 as padding."""
         start = self.config.decoder_start_token_id
         shifted = torch.cat((labels.new_full((labels.shape[0], 1), start), labels[:, :-1]), dim=1)
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
+
+
+def _fill(parameter: Tensor, value: float) -> None:
+    """Sets a parameter unless it has just been loaded from a checkpoint."""
+    if not getattr(parameter, "_is_hf_initialized", False):
+        parameter.fill_(value)
 
 
 def resize_decoder_embeddings(model: AttentionSeq2SeqModel, new_num_tokens: int, mean_resizing: bool = True) -> None:

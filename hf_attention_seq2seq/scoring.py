@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .additive import additive_energies
 from .configuration_attention_seq2seq import ATTENTION_TYPES, AttentionSeq2SeqConfig
+from .spans import Window
 
 SCORES: dict[str, type[Score]] = {}
 
@@ -50,7 +52,7 @@ class Score(nn.Module):
 
     Subclasses define `score`, and change `project_keys` and `project_queries` where they need more than the base's:
     linear maps to `attention_size` where the configuration has one, the vectors themselves where it has not. Keys
-    are projected once a sentence, queries once a step.
+    are projected once a sentence, queries once a step. Windows and coverage features are dealt with here.
     """
 
     def __init__(self, config: AttentionSeq2SeqConfig):
@@ -73,8 +75,35 @@ class Score(nn.Module):
         """Scores `(batch, heads, queries, source)`; see the module's head for the shapes."""
         raise NotImplementedError
 
-    def init_parameters(self) -> None:
-        """First values of parameters which should not start uniform like all others."""
+    def forward(
+        self, queries: Tensor, keys: Tensor, window: Window | None = None, features: Tensor | None = None
+    ) -> Tensor:
+        """
+        Args:
+            queries: as from `project_queries`.
+            keys: as from `project_keys`.
+            window: where to look; the whole sentence if not given.
+            features: of coverage, `(batch, queries, source or width, features)`; their number must have been told to
+                `add_features`.
+
+        Returns:
+            `(batch, heads, queries, source)`, or with a window `(batch, heads, queries, width)`.
+        """
+        scores = self.score(queries, keys) if window is None else self.score_in(window, queries, keys)
+        return scores if features is None else scores + self.feature_weights(features).permute(0, 3, 1, 2)
+
+    def score_in(self, window: Window, queries: Tensor, keys: Tensor) -> Tensor:
+        """Scores `(batch, heads, queries, width)` of the positions in the window only."""
+        picked = window.gather(keys).transpose(1, 2).flatten(0, 1)  # (batch * queries, heads, width, size)
+        scores = self.score(queries.transpose(1, 2).flatten(0, 1).unsqueeze(2), picked)
+        return scores.squeeze(2).unflatten(0, window.positions.shape[:2]).transpose(1, 2)
+
+    def add_features(self, number: int) -> None:
+        """Makes room for `number` coverage features of each source position: a linear term of the score."""
+        self.feature_weights = nn.Linear(number, self.heads, bias=False)
+
+    def init_parameters(self, fill: Callable[[Tensor, float], None]) -> None:
+        """`fill(parameter, value)` for parameters which should not start uniform like all others."""
 
 
 @register_score("dot")
@@ -111,8 +140,8 @@ class CosineScore(Score):
         super().__init__(config)
         self.strength = nn.Parameter(torch.empty(config.attention_heads, 1, 1))
 
-    def init_parameters(self) -> None:
-        fill_(self.strength, 10.0)
+    def init_parameters(self, fill: Callable[[Tensor, float], None]) -> None:
+        fill(self.strength, 10.0)
 
     # The smallest norm is well above the smallest half precision number: padding has norm zero.
     def project_keys(self, memory: Tensor) -> Tensor:
@@ -137,8 +166,23 @@ class AdditiveScore(Score):
         self.energy = nn.Parameter(torch.empty(config.attention_heads, size // config.attention_heads))
 
     def score(self, queries: Tensor, keys: Tensor) -> Tensor:
-        hidden = torch.tanh(queries.unsqueeze(-2) + keys.unsqueeze(-3))  # (batch, heads, queries, source, size)
-        return (hidden @ self.energy[:, None, :, None]).squeeze(-1)
+        return additive_energies(queries, keys, self.energy)
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, window: Window | None = None, features: Tensor | None = None
+    ) -> Tensor:
+        if features is None:
+            return super().forward(queries, keys, window)
+        # Features enter within the tanh (See 2017, eq. 11; Chorowski 2015, eq. 9), as a part of each query's own keys.
+        keys = keys.unsqueeze(2) if window is None else window.gather(keys)
+        own = self.feature_weights(features).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
+        shape = own.shape[:3]  # batch, heads, queries
+        own = (keys + own).transpose(1, 2).flatten(0, 1)
+        scores = self.score(queries.transpose(1, 2).flatten(0, 1).unsqueeze(2), own)
+        return scores.squeeze(2).unflatten(0, (shape[0], shape[2])).transpose(1, 2)
+
+    def add_features(self, number: int) -> None:
+        self.feature_weights = nn.Linear(number, self.energy.numel(), bias=False)
 
 
 @register_score("mlp")
@@ -199,9 +243,8 @@ class LocationScore(Score):
             return queries[..., :source]
         return F.pad(queries, (0, source - known), value=torch.finfo(queries.dtype).min)
 
-
-def fill_(parameter: Tensor, value: float) -> None:
-    """Sets a parameter unless it has just been loaded from a checkpoint."""
-    if not getattr(parameter, "_is_hf_initialized", False):
-        with torch.no_grad():
-            parameter.fill_(value)
+    def score_in(self, window: Window, queries: Tensor, keys: Tensor) -> Tensor:
+        known = queries.shape[-1]
+        positions = window.positions.unsqueeze(1).expand(-1, self.heads, -1, -1)
+        scores = queries.gather(-1, positions.clamp(max=known - 1))
+        return scores.masked_fill(positions >= known, torch.finfo(scores.dtype).min)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import torch
 
 from hf_attention_seq2seq import AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration
 from hf_attention_seq2seq.compat import CACHE_NAME
 from hf_attention_seq2seq.configuration_attention_seq2seq import (
+    ATTENTION_NORMALIZERS,
     ATTENTION_QUERIES,
+    ATTENTION_SPANS,
     ATTENTION_TYPES,
+    ATTENTION_VALUES,
+    COVERAGE_TYPES,
     RNN_TYPES,
 )
 
 SIZES = {"vocab_size": 17, "decoder_vocab_size": 13, "embedding_size": 6, "hidden_size": 8}
+MONOTONIC_CHOICES = ("attention_type", "attention_values", "attention_query", "input_feeding", "rnn_type")
 SCORED = [name for name in ATTENTION_TYPES if name != "none"]
 
 
@@ -34,6 +40,46 @@ def attention_grid(**extra) -> list[dict]:
     grid = itertools.product(ATTENTION_TYPES, ATTENTION_QUERIES, (False, True), RNN_TYPES)
     names = ("attention_type", "attention_query", "input_feeding", "rnn_type")
     return [{**dict(zip(names, values)), **extra} for values in grid]
+
+
+def alignment_grid() -> list[dict]:
+    """Every legal combination of the choices within attention, with timing, feeding and cell."""
+    choices = {
+        "attention_type": SCORED,
+        "attention_span": ATTENTION_SPANS,
+        "attention_normalizer": ATTENTION_NORMALIZERS,
+        "attention_heads": (1, 4),
+        "attention_values": ATTENTION_VALUES,
+        "coverage_type": COVERAGE_TYPES,
+        "attention_query": ATTENTION_QUERIES,
+        "input_feeding": (False, True),
+        "rnn_type": RNN_TYPES,
+    }
+    soft = [{**dict(zip(choices, values)), "attention_window": 2} for values in itertools.product(*choices.values())]
+    choices = {name: choices[name] for name in choices if name in MONOTONIC_CHOICES} | {"monotonic_chunk_size": (1, 3)}
+    monotonic = [
+        {**dict(zip(choices, values)), "attention_selection": "monotonic", "monotonic_noise": 0.0}
+        for values in itertools.product(*choices.values())
+    ]
+    return soft + monotonic
+
+
+def pairwise(cases: list[dict]) -> list[dict]:
+    """A few of the cases, in which each value of a choice meets each value of every other that it can meet."""
+
+    def pairs(case):
+        return set(itertools.combinations(case.items(), 2))
+
+    missing = set().union(*map(pairs, cases))
+    order = random.Random(0).sample(cases, len(cases))
+    chosen = []
+    while missing:
+        best = max(order[: 400 + 10 * len(chosen)], key=lambda case: len(pairs(case) & missing))
+        if not pairs(best) & missing:
+            best = next(case for case in order if pairs(case) & missing)
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen
 
 
 def name_of(case: dict) -> str:

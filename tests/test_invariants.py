@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from hf_attention_seq2seq import AttentionSeq2SeqForConditionalGeneration
 from hf_attention_seq2seq.configuration_attention_seq2seq import (
     ATTENTION_QUERIES,
     BRIDGE_TYPES,
@@ -12,9 +13,22 @@ from hf_attention_seq2seq.configuration_attention_seq2seq import (
     RNN_TYPES,
 )
 
-from .helpers import attention_grid, cache_of, name_of, source_batch, target_batch, tiny_config, tiny_model
+from .helpers import (
+    alignment_grid,
+    attention_grid,
+    cache_of,
+    name_of,
+    pairwise,
+    source_batch,
+    target_batch,
+    tiny_config,
+    tiny_model,
+)
 
 GRID = attention_grid()
+ALIGNMENTS = alignment_grid()
+every_alignment = pytest.mark.parametrize("case", pairwise(ALIGNMENTS), ids=name_of)
+all_alignments = pytest.mark.parametrize("part", range(16))
 every_combination = pytest.mark.parametrize("case", GRID, ids=name_of)
 
 
@@ -68,7 +82,17 @@ def check_padding(case):
             torch.testing.assert_close(left[1][..., 3:], weights[rows, ..., :length], atol=1e-5, rtol=0)
             assert (weights[row, ..., length:] == 0).all()
             assert (left[1][..., :3] == 0).all()
-            torch.testing.assert_close(weights[row].sum(-1), torch.ones(weights.shape[1:3]), atol=1e-5, rtol=0)
+            check_distributions(case, weights[row])
+
+
+def check_distributions(case, weights):
+    """Invariant 4: distributions, but for local-p (times a Gaussian) and monotonic attention that ran off the end."""
+    sums = weights.sum(-1)
+    if case.get("attention_span") == "local_p" or case.get("attention_selection") == "monotonic":
+        assert (sums <= 1 + 1e-5).all()
+        assert (weights >= 0).all()
+    else:
+        torch.testing.assert_close(sums, torch.ones_like(sums), atol=1e-5, rtol=0)
 
 
 def check_steps(case):
@@ -110,6 +134,34 @@ def check_gradients(case):
     other_ids = input_ids.clone()
     other_ids[1] = 5
     torch.testing.assert_close(model(other_ids, mask, labels=labels).logits, output.logits)
+
+
+def check_everything(case, folder):
+    """One combination through training, generation with and without the cache, saving and loading."""
+    check_gradients(case)
+    with torch.no_grad():
+        check_padding(case)
+        check_steps(case)
+    model = tiny_model(**case)
+    input_ids, mask = source_batch()
+    options = {"attention_mask": mask, "num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 4}
+    with_cache = model.generate(input_ids, **options)
+    assert torch.equal(with_cache, model.generate(input_ids, **options, use_cache=False))
+    model.save_pretrained(folder)
+    loaded = AttentionSeq2SeqForConditionalGeneration.from_pretrained(folder)
+    assert torch.equal(with_cache, loaded.generate(input_ids, **options))
+
+
+@every_alignment
+def test_every_pair_of_choices(case, tmp_path):
+    check_everything(case, tmp_path)
+
+
+@pytest.mark.slow
+@all_alignments
+def test_every_choice_with_every_other(part, tmp_path):
+    for case in ALIGNMENTS[part::16]:
+        check_everything(case, tmp_path)
 
 
 @every_combination

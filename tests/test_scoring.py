@@ -22,6 +22,11 @@ def attention(**fields):
     return module
 
 
+def attend(module, states, prepared):
+    attended = module(states, prepared, torch.arange(states.shape[1]).expand(states.shape[:2]))
+    return attended.contexts, attended.weights
+
+
 def equation(module, name, query, key, position):
     """The score of one query `(8,)` and one key `(8,)`, by hand."""
     score = module.score
@@ -48,7 +53,7 @@ def test_weights_and_contexts_follow_the_equation(name):
     module = attention(attention_type=name)
     _, mask = source_batch()
     states, memory = torch.randn(4, 3, 8).double(), torch.randn(4, 7, 8).double()
-    contexts, weights = module(states, module.prepare(memory, PaddingLayout.from_mask(mask), None))
+    contexts, weights = attend(module, states, module.prepare(memory, PaddingLayout.from_mask(mask), None))
     assert weights.shape == (4, 1, 3, 7)
     for row, query in ((0, 0), (1, 2), (2, 1), (3, 0)):
         length = int(mask[row].sum())
@@ -68,7 +73,7 @@ def test_gradients_agree_with_finite_differences(name, heads):
     parameters = list(module.parameters())
 
     def run(states, memory, *_):
-        return module(states, module.prepare(memory, layout, None))
+        return attend(module, states, module.prepare(memory, layout, None))
 
     states = torch.randn(3, 2, 8, dtype=torch.float64, requires_grad=True)
     memory = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
@@ -86,7 +91,7 @@ def test_each_head_attends_with_its_own_part(name, fields):
     memory_states, mask = torch.randn(4, 7, 8).double(), source_batch()[1]
     prepared = module.prepare(memory_states, PaddingLayout.from_mask(mask), None)
     states = torch.randn(4, 3, 8).double()
-    contexts, weights = module(states, prepared)
+    contexts, weights = attend(module, states, prepared)
     assert weights.shape == (4, 2, 3, 7)
     torch.testing.assert_close(weights.sum(-1), torch.ones(4, 2, 3).double())
     values = module.value_projection(memory_states)
@@ -105,9 +110,9 @@ def test_beams_share_the_memory_of_their_sentence(name):
     module = attention(attention_type=name)
     memory, mask = torch.randn(4, 7, 8).double(), source_batch()[1]
     states = torch.randn(12, 2, 8).double()
-    shared = module(states, module.prepare(memory, PaddingLayout.from_mask(mask), None))
+    shared = attend(module, states, module.prepare(memory, PaddingLayout.from_mask(mask), None))
     repeated_layout = PaddingLayout.from_mask(mask.repeat_interleave(3, 0))
-    repeated = module(states, module.prepare(memory.repeat_interleave(3, 0), repeated_layout, None))
+    repeated = attend(module, states, module.prepare(memory.repeat_interleave(3, 0), repeated_layout, None))
     for mine, theirs in zip(shared, repeated):
         torch.testing.assert_close(mine, theirs)
 
@@ -122,7 +127,7 @@ def test_weights_come_back_to_the_places_of_the_tokens(name):
     moved = torch.zeros_like(memory)
     moved[:, [1, 2, 4]] = memory[:, :3]
     holes = module.prepare(moved, PaddingLayout.from_mask(torch.tensor([[0, 1, 1, 0, 1]] * 2)), None)
-    (context, weights), (moved_context, moved_weights) = module(states, right), module(states, holes)
+    (context, weights), (moved_context, moved_weights) = attend(module, states, right), attend(module, states, holes)
     torch.testing.assert_close(context, moved_context)
     restored = restore_weights(moved_weights, holes)
     torch.testing.assert_close(restored[..., [1, 2, 4]], weights[..., :3])
@@ -136,7 +141,7 @@ def test_half_precision_is_finite(name, dtype):
     mask = torch.tensor([[1, 1, 0], [0, 0, 0]])
     memory = torch.zeros(2, 3, 8, dtype=dtype, requires_grad=True)
     states = torch.randn(2, 1, 8).to(dtype).requires_grad_()
-    contexts, weights = module(states, module.prepare(memory, PaddingLayout.from_mask(mask), None))
+    contexts, weights = attend(module, states, module.prepare(memory, PaddingLayout.from_mask(mask), None))
     (contexts.sum() + weights.square().sum()).backward()
     for tensor in (contexts, weights, states.grad, memory.grad):
         assert tensor.isfinite().all()
@@ -146,7 +151,7 @@ def test_half_precision_is_finite(name, dtype):
 def test_location_gives_nothing_to_positions_it_does_not_know():
     module = attention(attention_type="location", max_source_positions=3)
     prepared = module.prepare(torch.randn(2, 5, 8).double(), PaddingLayout.from_mask(torch.ones(2, 5)), None)
-    weights = module(torch.randn(2, 2, 8).double(), prepared)[1]
+    weights = attend(module, torch.randn(2, 2, 8).double(), prepared)[1]
     torch.testing.assert_close(weights[..., :3].sum(-1), torch.ones(2, 1, 2).double())
     assert (weights[..., 3:] == 0).all()
 

@@ -57,7 +57,8 @@ class StudyArguments:
     attention_query: str = field(default="current_state", metadata={"help": "field of the configuration"})
     input_feeding: bool = field(default=False, metadata={"help": "field of the configuration"})
     embedding_size: int = field(default=256, metadata={"help": "field of the configuration"})
-    hidden_size: int = field(default=512, metadata={"help": "field of the configuration"})
+    hidden_size: int = field(default=256, metadata={"help": "field of the configuration"})
+    dropout: float = field(default=0.0, metadata={"help": "embedding and output dropout; two epochs need none"})
     vocab_size: int = field(default=8000, metadata={"help": "joint byte-pair vocabulary"})
     num_beams: int = field(default=5, metadata={"help": "beam width for the test sets"})
     max_rows: int | None = field(default=None, metadata={"help": "use only so many rows of each set, to try things"})
@@ -84,15 +85,15 @@ def main() -> None:
     parser.set_defaults(
         output_dir="runs/multi30k",
         num_train_epochs=2,
-        per_device_train_batch_size=64,
+        per_device_train_batch_size=32,
         per_device_eval_batch_size=64,
-        learning_rate=2e-3,
+        learning_rate=3e-3,
         lr_scheduler_type="linear",
-        warmup_steps=50,
+        warmup_steps=100,
         max_grad_norm=1.0,
         eval_strategy="epoch",
         save_strategy="no",
-        logging_steps=50,
+        logging_steps=100,
         report_to="none",
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
@@ -115,8 +116,9 @@ def main() -> None:
         attention_type=study.attention_type,
         attention_query=study.attention_query,
         input_feeding=study.input_feeding,
-        embedding_dropout=0.2,
-        output_dropout=0.2,
+        tie_word_embeddings=True,
+        embedding_dropout=study.dropout,
+        output_dropout=study.dropout,
     )
     model = AttentionSeq2SeqForConditionalGeneration(config)
 

@@ -1,12 +1,13 @@
 """
 The test suites of the installed transformers, out of its own source distribution.
 
-They are not part of the wheel and never committed here: they are downloaded and unpacked at test time into a cache
-directory (the environment variable `ATTENTION_SEQ2SEQ_CACHE`, or one in the user's home).
+They are not part of the wheel and never committed here: the archive is downloaded at test time into a cache directory
+(the environment variable `ATTENTION_SEQ2SEQ_CACHE`, or one in the user's home) and unpacked for the duration.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import shutil
@@ -21,7 +22,7 @@ from types import ModuleType
 import pytest
 import transformers
 
-PACKAGE = "transformers_library_tests"  # the name `tests` would be taken by any other project's tests
+PACKAGE = "transformers_library_tests"  # the name `tests` is this project's own
 
 # Modules that the suites import and the source distribution lacks. Of the first two, only the names are needed; the
 # common arguments of configurations are values unlike the defaults, which a configuration must keep.
@@ -48,60 +49,62 @@ class Unavailable(Exception):
     """The source distribution can not be had; the message says why."""
 
 
-def load(name: str) -> ModuleType:
+def load(name: str) -> ModuleType | None:
     """
-    The module `name` of the library's tests, such as `test_modeling_common`.
+    The module `name` of the library's tests, such as `test_modeling_common`, or `None` if this version has no such.
 
     Raises:
-        Unavailable: it could not be downloaded, or this version has no such module.
+        Unavailable: the source distribution could not be downloaded.
     """
-    folder = _unpacked()
-    if not (folder / PACKAGE / f"{name}.py").exists():
-        raise Unavailable(f"transformers {transformers.__version__} has no {name}.")
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    if not (_folder() / PACKAGE / f"{name}.py").exists():
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pytest.PytestUnknownMarkWarning)  # the suites' marks are the library's
         return importlib.import_module(f"{PACKAGE}.{name}")
 
 
-def has(name: str) -> bool:
-    """Whether the installed version's tests have the module `name`."""
-    return (_unpacked() / PACKAGE / f"{name}.py").exists()
-
-
-def _cache() -> Path:
-    given = os.environ.get("ATTENTION_SEQ2SEQ_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "hf_attention_seq2seq"
-
-
-def _unpacked() -> Path:
-    folder = _cache() / f"transformers-{transformers.__version__}-tests"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Prepared aside and moved into place as a whole, so that an interrupted or a parallel run leaves no half.
-        with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
-            _unpack(_download(Path(aside)), Path(aside) / "ready" / PACKAGE)
-            try:
-                (Path(aside) / "ready").rename(folder)
-            except OSError:
-                if not folder.exists():
-                    raise
+@functools.cache
+def _folder() -> Path:
+    """Where the package with the suites is, unpacked and on Python's path."""
+    archive = _archive()
+    folder = Path(_unpacked.name)
+    _unpack(archive, folder / PACKAGE)
+    sys.path.append(str(folder))
     return folder
+
+
+_unpacked = tempfile.TemporaryDirectory(prefix="transformers-tests-")  # removed when Python ends
+
+
+def _archive() -> Path:
+    given = os.environ.get("ATTENTION_SEQ2SEQ_CACHE")
+    cache = Path(given) if given else Path.home() / ".cache" / "hf_attention_seq2seq"
+    archive = cache / f"transformers-{transformers.__version__}.tar.gz"
+    if not archive.exists():
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            # Downloaded aside and moved into place as a whole: an interrupted or a parallel run leaves no half.
+            with tempfile.TemporaryDirectory(dir=cache) as aside:
+                _download(Path(aside)).replace(archive)
+        except OSError as error:
+            raise Unavailable(f"The cache directory {cache} can not be used: {error}") from error
+    return archive
 
 
 def _download(folder: Path) -> Path:
     requirement = f"transformers=={transformers.__version__}"
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-    command += ["--no-binary", ":all:", "--no-build-isolation", "--dest", str(folder), requirement]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--retries", "1"]
+    command += ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", str(folder), requirement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     except subprocess.TimeoutExpired:
         raise Unavailable(f"pip did not finish downloading the source of {requirement} within 300 seconds.") from None
     archives = list(folder.glob("transformers-*.tar.gz"))
     if done.returncode or not archives:
-        reason = done.stderr.strip().splitlines()[-1:] or [f"pip ended with {done.returncode}"]
-        raise Unavailable(f"pip could not download the source of {requirement}: {reason[0]}")
+        reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [
+            f"exit {done.returncode}"
+        ]
+        raise Unavailable(f"pip could not download the source of {requirement}: {reasons[-1]}")
     return archives[0]
 
 
@@ -109,8 +112,8 @@ def _unpack(archive: Path, package: Path) -> None:
     package.mkdir(parents=True)
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():
-            folder, _, path = member.name.partition("/tests/")
-            if member.isfile() and path.endswith(".py") and "/" not in folder and ".." not in path:
+            root, _, path = member.name.partition("/tests/")
+            if member.isfile() and path.endswith(".py") and "/" not in root and ".." not in path:
                 target = package / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with tar.extractfile(member) as source, target.open("wb") as copy:

@@ -23,9 +23,8 @@ from . import library_tests
 
 try:
     common = library_tests.load("test_modeling_common")
-    ConfigTester = library_tests.load("test_configuration_common").ConfigTester
-    has_training = library_tests.has("test_training_mixin")
-    TrainingTesterMixin = library_tests.load("test_training_mixin").TrainingTesterMixin if has_training else object
+    configuration = library_tests.load("test_configuration_common")
+    training = library_tests.load("test_training_mixin")  # none before transformers 5
 except library_tests.Unavailable as error:
     pytest.skip(str(error), allow_module_level=True)
 
@@ -51,7 +50,6 @@ class ModelTester:
             "encoder_layers": self.num_hidden_layers,
             "decoder_layers": self.num_hidden_layers,
             "attention_heads": self.num_attention_heads,
-            "share_encoder_decoder_embeddings": True,  # a suite embeds both sides with the one input embedding
             **fields,
         }
 
@@ -68,6 +66,9 @@ class ModelTester:
             "decoder_attention_mask": torch.ones(self.batch_size, self.decoder_seq_length, dtype=torch.long),
         }
         return self.get_config(), inputs
+
+
+TrainingTesterMixin = object if training is None else training.TrainingTesterMixin
 
 
 class LibrarySuites(common.ModelTesterMixin, common.GenerationTesterMixin, TrainingTesterMixin):
@@ -98,7 +99,7 @@ class LibrarySuites(common.ModelTesterMixin, common.GenerationTesterMixin, Train
     def test_config(self):
         # Before transformers 5, the i-th of these properties gets the value i.
         properties = ["pad_token_id", "num_attention_heads", "hidden_size", "num_hidden_layers"]
-        tester = ConfigTester(
+        tester = configuration.ConfigTester(
             self, config_class=AttentionSeq2SeqConfig, common_properties=properties, **self.model_tester.fields
         )
         tester.run_common_tests()

@@ -97,8 +97,10 @@ class LocalPredictiveSpan(LocalMonotonicSpan):
 
     def forward(self, states: Tensor, steps: Tensor, lengths: Tensor) -> Window:
         """See `GlobalSpan.forward`."""
-        share = torch.sigmoid(self.center(torch.tanh(self.hidden(states))).squeeze(-1).float())
-        centers = lengths[:, None] * share  # fp32: half precision can not tell the positions of long sentences apart
+        wanted = self.center(torch.tanh(self.hidden(states))).squeeze(-1)
+        # At least fp32: half precision can not tell the positions of long sentences apart.
+        wanted = wanted.to(torch.promote_types(wanted.dtype, torch.float32))
+        centers = lengths[:, None] * torch.sigmoid(wanted)
         window = self.around(centers.detach().round().long(), lengths)
         distance = window.positions - centers.unsqueeze(-1)
         inside = window.inside & (distance.abs() <= self.half_width)

@@ -198,11 +198,21 @@ class Attention(nn.Module):
                 places = window.positions.unsqueeze(-1).expand(-1, -1, -1, features.shape[-1])
                 features = features.gather(2, places)
         scores = self.score(self.score.project_queries(states), memory.keys, window, features)
-        inside = memory.mask[:, None, None, :] if window is None else window.inside.unsqueeze(1)
-        weights = self.normalize(scores, inside)
+        weights = self.normalize(scores, self._open(memory, window))
         if window is not None and window.factor is not None:
             weights = weights * window.factor.unsqueeze(1)
         return weights, window
+
+    def _open(self, memory: PreparedMemory, window: Window | None) -> Tensor:
+        """Where there may be attention, bool, broadcastable to scores."""
+        inside = memory.mask[:, None, None, :] if window is None else window.inside.unsqueeze(1)
+        if self.score.known_positions is None:
+            return inside
+        if window is None:
+            positions = torch.arange(inside.shape[-1], device=inside.device)
+        else:
+            positions = window.positions.unsqueeze(1)
+        return inside & (positions < self.score.known_positions)
 
     def _monotonic(
         self, states: Tensor, memory: PreparedMemory, history: tuple[Tensor, ...]
@@ -211,15 +221,18 @@ class Attention(nn.Module):
         queries = self.score.project_queries(states)
         chunk_queries = None if self.chunk_score is None else self.chunk_score.project_queries(states)
         if self.training:
-            mask = memory.mask[:, None, None, :]
+            mask = self._open(memory, None)
             chunk_scores = None
             if chunk_queries is not None:
                 chunk_scores = self.chunk_score(chunk_queries, memory.chunk_keys)
             scores = self.score(queries, memory.keys)
             weights, alignment = self.monotonic.soft(scores, chunk_scores, mask, history[0].unsqueeze(1))
             return weights, None, (alignment.squeeze(1),)
+        lengths = memory.lengths
+        if self.score.known_positions is not None:
+            lengths = lengths.clamp(max=self.score.known_positions)
         position, window = self.monotonic.hard(
-            lambda place: self.score(queries, memory.keys, place), history[0], memory.lengths
+            lambda place: self.score(queries, memory.keys, place), history[0], lengths
         )
         inside = window.inside.unsqueeze(1)
         if chunk_queries is None:

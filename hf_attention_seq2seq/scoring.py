@@ -53,7 +53,12 @@ class Score(nn.Module):
     Subclasses define `score`, and change `project_keys` and `project_queries` where they need more than the base's:
     linear maps to `attention_size` where the configuration has one, the vectors themselves where it has not. Keys
     are projected once a sentence, queries once a step. Windows and coverage features are dealt with here.
+
+    Attributes:
+        known_positions: the source positions from this one on get no attention; `None` if there is no limit.
     """
+
+    known_positions: int | None = None
 
     def __init__(self, config: AttentionSeq2SeqConfig):
         super().__init__()
@@ -226,6 +231,7 @@ class LocationScore(Score):
 
     def __init__(self, config: AttentionSeq2SeqConfig):
         super().__init__(config)
+        self.known_positions = config.max_source_positions
         self.query_projection = self.key_projection = nn.Identity()
         self.positions = nn.Linear(
             config.hidden_size, config.attention_heads * config.max_source_positions, bias=False
@@ -238,13 +244,9 @@ class LocationScore(Score):
         return split_heads(self.positions(states), self.heads)
 
     def score(self, queries: Tensor, keys: Tensor) -> Tensor:
-        source, known = keys.shape[-2], queries.shape[-1]
-        if source <= known:
-            return queries[..., :source]
-        return F.pad(queries, (0, source - known), value=torch.finfo(queries.dtype).min)
+        source = keys.shape[-2]
+        return F.pad(queries[..., :source], (0, max(source - self.known_positions, 0)))
 
     def score_in(self, window: Window, queries: Tensor, keys: Tensor) -> Tensor:
-        known = queries.shape[-1]
-        positions = window.positions.unsqueeze(1).expand(-1, self.heads, -1, -1)
-        scores = queries.gather(-1, positions.clamp(max=known - 1))
-        return scores.masked_fill(positions >= known, torch.finfo(scores.dtype).min)
+        positions = window.positions.clamp(max=self.known_positions - 1)
+        return queries.gather(-1, positions.unsqueeze(1).expand(-1, self.heads, -1, -1))

@@ -69,11 +69,12 @@ def main() -> None:
     parser = HfArgumentParser(Seq2SeqTrainingArguments)
     parser.set_defaults(
         output_dir="runs/demo",
-        max_steps=900,
+        max_steps=500,
         per_device_train_batch_size=128,
         learning_rate=3e-3,
         lr_scheduler_type="linear",
         warmup_steps=50,
+        dataloader_pin_memory=False,
         max_grad_norm=1.0,
         logging_steps=100,
         save_strategy="no",

@@ -139,6 +139,7 @@ def main() -> None:
         learning_rate=3e-3,
         lr_scheduler_type="linear",
         warmup_steps=100,
+        dataloader_pin_memory=False,
         max_grad_norm=1.0,
         logging_steps=500,
         save_strategy="no",

@@ -21,6 +21,7 @@ from .pipelines import (
 )
 from .scoring import Score, register_score
 from .tokenization_attention_seq2seq import AttentionSeq2SeqTokenizer
+from .visualization import plot_alignment
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "SummarizationPipeline",
     "Text2TextGenerationPipeline",
     "TranslationPipeline",
+    "plot_alignment",
     "register",
     "register_score",
 ]

@@ -21,7 +21,10 @@ def check_one_of(first: str, first_value: Tensor | None, second: str, second_val
     """Raises `ValueError` unless exactly one of two arguments is given."""
     if (first_value is None) == (second_value is None):
         given = "neither" if first_value is None else "both"
-        raise ValueError(f"Exactly one of {first} and {second} must be given, got {given}.")
+        hint = ""
+        if first == "decoder_input_ids" and given == "neither":
+            hint = " Labels give them; the Trainer's label smoothing needs DataCollatorForSeq2Seq(model=model)."
+        raise ValueError(f"Exactly one of {first} and {second} must be given, got {given}.{hint}")
 
 
 def check_batch(name: str, ids: Tensor | None, embeddings: Tensor | None, embedding_size: int) -> None:
@@ -74,6 +77,8 @@ def as_mask(name: str, mask: Tensor | None, states: Tensor) -> Tensor:
         return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
     if mask.shape != states.shape[:2]:
         raise ValueError(f"{name} has the shape {tuple(mask.shape)}, but its sentences {tuple(states.shape[:2])}.")
+    if mask.dtype != torch.bool and mask.device.type == "cpu" and not ((mask == 0) | (mask == 1)).all():
+        raise ValueError(f"{name} has values other than 0 (padding) and 1 (token), such as {mask.min().item()}.")
     return mask.to(device=states.device, dtype=torch.bool)
 
 

@@ -34,6 +34,23 @@ COVERAGE_TYPES = (None, "accumulated", "location_aware")
 BRIDGE_TYPES = ("linear", "copy", "mean", "zeros", "backward", "context")
 READOUT_TYPES = ("attentional", "maxout", "state")
 
+# What other libraries call our fields.
+NAMES_ELSEWHERE = {
+    "attn_type": "attention_type",
+    "bidirectional": "encoder_bidirectional",
+    "d_model": "hidden_size",
+    "dropout_rate": "dropout",
+    "embed_dim": "embedding_size",
+    "embedding_dim": "embedding_size",
+    "global_attention": "attention_type",
+    "hidden_dim": "hidden_size",
+    "input_feed": "input_feeding",
+    "num_heads": "attention_heads",
+    "num_layers": "encoder_layers and decoder_layers",
+    "target_vocab_size": "decoder_vocab_size",
+    "tgt_vocab_size": "decoder_vocab_size",
+}
+
 _LUONG_2015 = {
     "rnn_type": "lstm",
     "embedding_size": 1000,
@@ -418,7 +435,8 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             ("readout_type", READOUT_TYPES),
         ):
             if getattr(self, name) not in allowed:
-                self._reject(name, f"allowed: {', '.join(map(repr, allowed))}")
+                hint = "; a score of your own must be registered first" if name == "attention_type" else ""
+                self._reject(name, f"allowed: {', '.join(map(repr, allowed))}{hint}")
         for name in (
             "vocab_size",
             "embedding_size",
@@ -464,10 +482,12 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         self._validate_combinations()
 
     def _reject_misspelt_fields(self, extra: dict[str, Any]) -> None:
-        """Any further field is taken, as in transformers, but not one that is almost the name of a field of ours."""
+        """Any further field is taken, as in transformers, but not one that plainly means a field of ours."""
         fields = [name for name in vars(self) if not name.startswith("_")]
         for name in extra:
             close = difflib.get_close_matches(name, fields, n=1, cutoff=0.88)
+            if name in NAMES_ELSEWHERE:
+                raise ValueError(f"Unknown field {name}={extra[name]!r}; here it is called {NAMES_ELSEWHERE[name]}.")
             if close and not name.endswith("_token_id") and name not in self.attribute_map:
                 raise ValueError(f"Unknown field {name}={extra[name]!r}; did you mean {close[0]!r}?")
 

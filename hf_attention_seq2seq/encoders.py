@@ -25,6 +25,7 @@ class EncoderOutput(ModelOutput):
         final_cell: the same of the LSTM cell state.
         hidden_states: with `output_hidden_states`, the embeddings and each layer's states.
         attentions: always `None`; recurrent encoders have no self-attention.
+        attention_mask: `(batch, source_length)` bool, true at tokens; what the decoder may attend to.
     """
 
     last_hidden_state: Tensor | None = None
@@ -32,6 +33,7 @@ class EncoderOutput(ModelOutput):
     final_cell: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+    attention_mask: Tensor | None = None
 
 
 class RecurrentEncoder(nn.Module):
@@ -97,6 +99,7 @@ class RecurrentEncoder(nn.Module):
             final_hidden=by_tensor[0],
             final_cell=by_tensor[1] if len(by_tensor) > 1 else None,
             hidden_states=(*hidden_states, memory) if output_hidden_states else None,
+            attention_mask=mask,
         )
 
 

@@ -46,27 +46,37 @@ class AttentionSeq2SeqPreTrainedModel(PreTrainedModel):
     _is_stateful = True
     _can_compile_fullgraph = False
 
+    def __init__(self, config: AttentionSeq2SeqConfig, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
+        config.validate_fields()  # a field may have been set since the configuration was made
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Weights uniform, biases zero, except forget gates which start open (Jozefowicz 2015, section 2.2)."""
+        if isinstance(module, (Score, MonotonicAlignment)):
+            module.init_parameters(self._initialize_parameter)
+            return
         for name, parameter in module.named_parameters(recurse=False):
-            if getattr(parameter, "_is_hf_initialized", False):
-                continue
-            if name.startswith("bias"):
-                parameter.zero_()
-            else:
-                bound = self.config.initializer_range
-                bound = math.sqrt(3 / parameter.shape[-1]) if bound is None else bound
-                parameter.uniform_(-bound, bound)
+            self._initialize_parameter(parameter, 0.0 if name.startswith("bias") else None)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            if not getattr(module.weight, "_is_hf_initialized", False):
-                module.weight[module.padding_idx].zero_()
+            self._initialize_parameter(module.weight, 0.0, slice(module.padding_idx, module.padding_idx + 1))
         elif isinstance(module, nn.LSTM):
+            forget_gate = slice(module.hidden_size, 2 * module.hidden_size)
             for name, parameter in module.named_parameters(recurse=False):
-                if name.startswith("bias_ih") and not getattr(parameter, "_is_hf_initialized", False):
-                    parameter[module.hidden_size : 2 * module.hidden_size].fill_(1.0)
-        elif isinstance(module, (Score, MonotonicAlignment)):
-            module.init_parameters(_fill)
+                if name.startswith("bias_ih"):
+                    self._initialize_parameter(parameter, 1.0, forget_gate)
+
+    def _initialize_parameter(self, parameter: Tensor, value: float | None = None, part: slice = slice(None)) -> None:
+        """Fills with `value`, or uniformly; not what has just been loaded from a checkpoint."""
+        if getattr(parameter, "_is_hf_initialized", False):
+            return
+        with torch.no_grad():
+            if value is not None:
+                parameter[part].fill_(value)
+                return
+            bound = self.config.initializer_range
+            bound = math.sqrt(3 / parameter.shape[-1]) if bound is None else bound
+            parameter[part].uniform_(-bound, bound)
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
@@ -115,7 +125,8 @@ class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
         """
         Args:
             input_ids: `(batch, source_length)` int64.
-            attention_mask: `(batch, source_length)`, 1 at tokens and 0 at padding, which may be on either side.
+            attention_mask: `(batch, source_length)`, 1 at tokens and 0 at padding, which may be on either side; if it
+                is not given, `pad_token_id` is padding.
             inputs_embeds: `(batch, source_length, embedding_size)` in place of `input_ids`.
             output_attentions: accepted for the library's sake; recurrent encoders have no self-attention.
 
@@ -133,6 +144,8 @@ class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
         if inputs_embeds is None:
             check_tokens("input_ids", input_ids, self.embed_tokens.num_embeddings, "vocab_size")
             inputs_embeds = self.embed_tokens(input_ids)
+        if attention_mask is None and input_ids is not None:
+            attention_mask = input_ids != self.config.pad_token_id
         mask = as_mask("attention_mask", attention_mask, inputs_embeds)
         output = self.layers(
             F.dropout(inputs_embeds, self.config.embedding_dropout, self.training),
@@ -236,7 +249,8 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
         """
         Args:
             input_ids: `(batch, source_length)` int64.
-            attention_mask: `(batch, source_length)`, 1 at tokens, 0 at padding on either side.
+            attention_mask: `(batch, source_length)`, 1 at tokens, 0 at padding on either side; if it is not given,
+                `pad_token_id` in `input_ids` is padding.
             decoder_input_ids: `(rows, target_length)` int64, the previous words. `rows` is `batch`, or a multiple of
                 it: then each sentence has that many consecutive rows (as beams), which share its memory.
             decoder_attention_mask: `(rows, target_length)` or with the cached tokens in front; the decoder's state
@@ -280,7 +294,8 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             if state.rows != rows:
                 raise ValueError(f"The cache holds {state.rows} hypotheses, but the decoder inputs have {rows} rows.")
         else:
-            mask = as_mask("attention_mask", attention_mask, encoder_outputs.last_hidden_state)
+            mask = first_given(attention_mask, encoder_outputs.attention_mask)
+            mask = as_mask("attention_mask", mask, encoder_outputs.last_hidden_state)
             memory = self.decoder.prepare(encoder_outputs, mask)
             state = self.decoder.first_state(encoder_outputs, memory, rows)
 
@@ -430,6 +445,9 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         return_dict = first_given(return_dict, self.config.return_dict, True)
         if labels is not None:
             check_labels(labels, self.lm_head.out_features, first_given(decoder_input_ids, decoder_inputs_embeds))
+            source = first_given(input_ids, inputs_embeds)
+            if source is not None and len(source) != len(labels):
+                raise ValueError(f"labels has {len(labels)} rows, but there are {len(source)} source sentences.")
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -482,12 +500,6 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         start = self.config.decoder_start_token_id
         shifted = torch.cat((labels.new_full((labels.shape[0], 1), start), labels[:, :-1]), dim=1)
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
-
-
-def _fill(parameter: Tensor, value: float) -> None:
-    """Sets a parameter unless it has just been loaded from a checkpoint."""
-    if not getattr(parameter, "_is_hf_initialized", False):
-        parameter.fill_(value)
 
 
 def resize_decoder_embeddings(model: AttentionSeq2SeqModel, new_num_tokens: int, mean_resizing: bool = True) -> None:

@@ -29,15 +29,18 @@ def expected_alignment(energies: Tensor, mask: Tensor, previous: Tensor) -> Tens
     Returns:
         `(..., source)`; it sums to 1 less the probability that no position is stopped at.
     """
-    passing = F.logsigmoid(-energies.float()).masked_fill(~mask, 0.0)  # log (1 - p)
-    before = passing.cumsum(dim=-1) - passing
-    spread = before.unsqueeze(-2) - before.unsqueeze(-1)  # (..., from k, to j)
-    source = energies.shape[-1]
-    behind = torch.ones(source, source, dtype=torch.bool, device=energies.device).tril(-1)
-    reach = torch.exp(spread.masked_fill(behind, float("-inf")))
-    reached = (previous.float().unsqueeze(-2) @ reach).squeeze(-2)
-    stop = torch.sigmoid(energies.float()).masked_fill(~mask, 0.0)
-    return (stop * reached).to(previous.dtype)
+    precise = torch.promote_types(energies.dtype, torch.float32)
+    with torch.autocast(energies.device.type, enabled=False):  # what is rounded in each step adds up
+        energies = energies.to(precise)
+        passing = F.logsigmoid(-energies).masked_fill(~mask, 0.0)  # log (1 - p)
+        before = F.pad(passing[..., :-1], (1, 0)).cumsum(dim=-1)
+        spread = before.unsqueeze(-2) - before.unsqueeze(-1)  # (..., from k, to j)
+        source = energies.shape[-1]
+        behind = torch.ones(source, source, dtype=torch.bool, device=energies.device).tril(-1)
+        reach = torch.exp(spread.masked_fill(behind, float("-inf")))
+        reached = (previous.to(precise).unsqueeze(-2) @ reach).squeeze(-2)
+        stop = torch.sigmoid(energies).masked_fill(~mask, 0.0)
+        return (stop * reached).to(previous.dtype)
 
 
 def chunkwise_weights(alignment: Tensor, scores: Tensor, mask: Tensor, width: int) -> Tensor:
@@ -50,8 +53,9 @@ def chunkwise_weights(alignment: Tensor, scores: Tensor, mask: Tensor, width: in
         mask: `(..., source)` bool.
         width: positions in a chunk.
     """
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    width = min(width, scores.shape[-1])
     lowest = torch.finfo(scores.dtype).min
+    scores = scores.masked_fill(~mask, lowest)
     chunks = F.pad(scores, (width - 1, 0), value=lowest).unfold(-1, width, 1)  # (..., end of chunk, width)
     shares = alignment.unsqueeze(-1) * chunks.softmax(dim=-1)
     total = torch.zeros_like(alignment)
@@ -79,10 +83,10 @@ class MonotonicAlignment(nn.Module):
         self.scale = nn.Parameter(torch.empty(1))
         self.offset = nn.Parameter(torch.empty(1))
 
-    def init_parameters(self, fill: Callable[[Tensor, float], None]) -> None:
-        """Scale 1, and an offset below zero, so that attention can reach far at first."""
-        fill(self.scale, 1.0)
-        fill(self.offset, self.first_offset)
+    def init_parameters(self, initialize: Callable[..., None]) -> None:
+        """Scale 1, and an offset below zero, so that attention can reach far at first; see `Score`."""
+        initialize(self.scale, 1.0)
+        initialize(self.offset, self.first_offset)
 
     def soft(self, scores: Tensor, chunk_scores: Tensor | None, mask: Tensor, previous: Tensor):
         """

@@ -37,11 +37,13 @@ def _sparse(name: str, scores: Tensor, mask: Tensor) -> Tensor:
         import entmax
     except ImportError as error:
         raise ImportError(f"attention_normalizer={name!r} needs the package entmax: pip install entmax.") from error
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    # Whatever is 2 or more below the largest score gets weight zero from both functions. Raised to a moderate number,
-    # fill values can not overflow in the squares and sums inside.
-    scores = torch.maximum(scores, scores.detach().amax(dim=-1, keepdim=True) - 4.0)
-    return getattr(entmax, name)(scores, dim=-1).masked_fill(~mask, 0.0)
+    # Only differences from the largest score matter, and whatever is 2 or more below it gets weight zero from both
+    # functions: a moderate number stands for it and for masked positions, and can not overflow in squares and sums.
+    # These are taken over the whole sentence, so in fp32 at least, as torch's softmax does.
+    top = scores.detach().masked_fill(~mask, torch.finfo(scores.dtype).min).amax(dim=-1, keepdim=True)
+    precise = torch.promote_types(scores.dtype, torch.float32)
+    below = (scores.to(precise) - top.to(precise)).clamp(min=-4.0).masked_fill(~mask, -4.0)
+    return getattr(entmax, name)(below, dim=-1).masked_fill(~mask, 0.0).to(scores.dtype)
 
 
 NORMALIZERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -78,7 +78,7 @@ class Score(nn.Module):
 
     def score(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Scores `(batch, heads, queries, source)`; see the module's head for the shapes."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define score(queries, keys).")
 
     def forward(
         self, queries: Tensor, keys: Tensor, window: Window | None = None, features: Tensor | None = None
@@ -95,6 +95,12 @@ class Score(nn.Module):
             `(batch, heads, queries, source)`, or with a window `(batch, heads, queries, width)`.
         """
         scores = self.score(queries, keys) if window is None else self.score_in(window, queries, keys)
+        expected = (*queries.shape[:3], keys.shape[2] if window is None else window.positions.shape[-1])
+        if scores.shape != expected:
+            raise ValueError(
+                f"{type(self).__name__}.score gives the shape {tuple(scores.shape)} for queries "
+                f"{tuple(queries.shape)} and keys {tuple(keys.shape)}; it must be {expected}."
+            )
         return scores if features is None else scores + self.feature_weights(features).permute(0, 3, 1, 2)
 
     def score_in(self, window: Window, queries: Tensor, keys: Tensor) -> Tensor:
@@ -107,8 +113,11 @@ class Score(nn.Module):
         """Makes room for `number` coverage features of each source position: a linear term of the score."""
         self.feature_weights = nn.Linear(number, self.heads, bias=False)
 
-    def init_parameters(self, fill: Callable[[Tensor, float], None]) -> None:
-        """`fill(parameter, value)` for parameters which should not start uniform like all others."""
+    def init_parameters(self, initialize: Callable[..., None]) -> None:
+        """
+        First values of parameters that the class itself has: `initialize(parameter)` makes it uniform like weight
+        matrices, `initialize(parameter, value)` constant. Others keep what the constructor gave them.
+        """
 
 
 @register_score("dot")
@@ -145,8 +154,8 @@ class CosineScore(Score):
         super().__init__(config)
         self.strength = nn.Parameter(torch.empty(config.attention_heads, 1, 1))
 
-    def init_parameters(self, fill: Callable[[Tensor, float], None]) -> None:
-        fill(self.strength, 10.0)
+    def init_parameters(self, initialize: Callable[..., None]) -> None:
+        initialize(self.strength, 10.0)
 
     # The smallest norm is well above the smallest half precision number: padding has norm zero.
     def project_keys(self, memory: Tensor) -> Tensor:
@@ -169,6 +178,9 @@ class AdditiveScore(Score):
         self.query_projection = nn.Linear(config.hidden_size, size, bias=False)
         self.key_projection = nn.Linear(config.memory_size, size, bias=bias)
         self.energy = nn.Parameter(torch.empty(config.attention_heads, size // config.attention_heads))
+
+    def init_parameters(self, initialize: Callable[..., None]) -> None:
+        initialize(self.energy)
 
     def score(self, queries: Tensor, keys: Tensor) -> Tensor:
         return additive_energies(queries, keys, self.energy)

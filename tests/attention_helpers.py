@@ -94,3 +94,16 @@ def naive_score(module, name, query, key, position, head=0, features=None, score
         elif name == "cosine":
             value = score.strength[head, 0, 0] * value / (query[part].norm() * key[part].norm())
     return value if features is None else value + score.feature_weights.weight[head] @ features
+
+
+def naive_energies(module, name, states, keys, score=None):
+    """`(steps, length)` of one sentence."""
+    return torch.tensor(
+        [[naive_score(module, name, q, k, j, score=score).item() for j, k in enumerate(keys)] for q in states],
+        dtype=torch.float64,
+    )
+
+
+def monotonic(chunk: int = 1, noise: float = 0.0, **fields) -> Attention:
+    """As `attention`, with monotonic alignment."""
+    return attention(attention_selection="monotonic", monotonic_chunk_size=chunk, monotonic_noise=noise, **fields)

@@ -338,6 +338,11 @@ BAD_INPUTS = {
     "label too large": ({"labels": torch.tensor([[3, 13]])}, r"labels\[0, 1\] is 13.*-100 is allowed"),
     "negative label": ({"labels": torch.tensor([[3, -1]])}, r"labels\[0, 1\] is -1"),
     "flat labels": ({"labels": torch.tensor([3])}, r"labels must have the shape \(batch, target_length\), got \(1,\)"),
+    "additive mask": ({"attention_mask": torch.tensor([[0.0, 0.0, -1e9]])}, "attention_mask has values other than 0"),
+    "labels of another batch": (
+        {"decoder_input_ids": None, "labels": torch.full((2, 2), 3)},
+        "labels has 2 rows, but there are 1 source sentences",
+    ),
     "labels of another length": ({"labels": torch.tensor([[3, 4, 5]])}, r"labels.*\(1, 3\).*\(1, 2\)"),
 }
 
@@ -348,6 +353,26 @@ def test_bad_input_gets_a_clear_error(model, name):
     inputs = {"input_ids": torch.tensor([[3, 4, 5]]), "decoder_input_ids": torch.tensor([[1, 3]])}
     with pytest.raises(ValueError, match=message):
         model(**{**inputs, **change})
+
+
+@torch.no_grad()
+def test_padding_is_found_where_no_mask_is_given(model, batch):
+    expected = model(**batch).logits
+    rest = {"decoder_input_ids": batch["decoder_input_ids"]}
+    torch.testing.assert_close(model(batch["input_ids"], **rest).logits, expected)
+    encoded = model.get_encoder()(batch["input_ids"])
+    torch.testing.assert_close(model(encoder_outputs=encoded, **rest).logits, expected)
+    options = {"num_beams": 3, "max_new_tokens": 5}
+    generated = model.generate(batch["input_ids"], **options)
+    masked = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **options)
+    assert torch.equal(generated, masked)
+
+
+def test_a_field_that_was_set_later_is_checked_too():
+    config = tiny_config()
+    config.attention_type = "foo"
+    with pytest.raises(ValueError, match="attention_type='foo'"):
+        AutoModelForSeq2SeqLM.from_config(config)
 
 
 def test_a_misspelt_argument_is_refused(model):

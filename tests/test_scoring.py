@@ -156,18 +156,56 @@ def test_location_gives_nothing_to_positions_it_does_not_know():
     assert (weights[..., 3:] == 0).all()
 
 
-def test_ones_own_score_function():
+@pytest.fixture
+def forgets_scores():
+    yield
+    for name in set(SCORES) - set(SCORED):
+        del SCORES[name]
+        ATTENTION_TYPES.remove(name)
+
+
+def test_a_score_of_a_wrong_shape_is_refused(forgets_scores):
+    @register_score("constant")
+    class ConstantScore(Score):
+        def score(self, queries, keys):
+            return queries[..., :1]
+
+    input_ids, mask = source_batch()
+    with pytest.raises(ValueError, match=r"ConstantScore.score gives the shape .* must be \(4, 1, 2, 7\)"):
+        tiny_model(attention_type="constant")(input_ids, mask, decoder_input_ids=torch.full((4, 2), 3))
+
+
+def test_a_score_without_a_score_is_refused(forgets_scores):
+    @register_score("nothing")
+    class Nothing(Score):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Nothing must define score"):
+        tiny_model(attention_type="nothing")(torch.tensor([[3]]), decoder_input_ids=torch.tensor([[3]]))
+
+
+def test_a_score_that_is_not_registered_is_refused_with_advice():
+    with pytest.raises(ValueError, match="a score of your own must be registered first"):
+        tiny_config(attention_type="elsewhere")
+
+
+def test_ones_own_score_function(forgets_scores, tmp_path):
     @register_score("negative_distance")
     class NegativeDistanceScore(Score):
-        def score(self, queries, keys):
-            return -torch.cdist(queries, keys)
+        def __init__(self, config):
+            super().__init__(config)
+            self.sharpness = torch.nn.Parameter(torch.full((1,), 2.5))
 
-    try:
-        model = tiny_model(attention_type="negative_distance", input_feeding=True)
-        input_ids, mask = source_batch()
-        assert model.generate(input_ids, attention_mask=mask, num_beams=2, max_new_tokens=3).shape[0] == 4
-        with pytest.raises(ValueError, match="'negative_distance' is already taken by NegativeDistanceScore"):
-            register_score("negative_distance")(DotScore)
-    finally:
-        del SCORES["negative_distance"]
-        ATTENTION_TYPES.remove("negative_distance")
+        def score(self, queries, keys):
+            return -self.sharpness * torch.cdist(queries, keys)
+
+    model = tiny_model(attention_type="negative_distance", input_feeding=True)
+    input_ids, mask = source_batch()
+    assert model.generate(input_ids, attention_mask=mask, num_beams=2, max_new_tokens=3).shape[0] == 4
+    with pytest.raises(ValueError, match="'negative_distance' is already taken by NegativeDistanceScore"):
+        register_score("negative_distance")(DotScore)
+    assert model.get_decoder().attention.score.sharpness.item() == 2.5  # what the constructor gave it
+    model.get_decoder().attention.score.sharpness.data.fill_(1.5)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.get_decoder().attention.score.sharpness.item() == 1.5

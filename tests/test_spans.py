@@ -99,7 +99,7 @@ def test_a_window_over_the_whole_sentence_is_global(name, span, heads, normalize
     memory, states = random_memory(), torch.randn(4, 11, 8).double()
     found, expected = run(local, states, memory), run(whole, states, memory)
     weights = expected.weights
-    for row, places, keys in sentences(memory):
+    for row, places, _ in sentences(memory):
         for step in range(11):
             _, factor = center_and_factor(local, span, states[row, step], step, len(places))
             for s, place in enumerate(places):
@@ -140,7 +140,7 @@ def test_nothing_outside_the_window_matters(name, span, heads):
     found = run(module, states, memory, first=2)
     found.contexts.square().sum().backward()
     outside = torch.ones(4, 9, dtype=torch.bool)
-    for row, places, keys in sentences(memory):
+    for row, places, _ in sentences(memory):
         center, _ = center_and_factor(module, span, states[row, 0], 2, len(places))
         inside = [int(place) for s, place in enumerate(places) if abs(s - center) <= 1]
         assert 0 < len(inside) <= 3
@@ -257,23 +257,33 @@ def test_a_global_step_does():
     assert computed_in_a_step(40) != computed_in_a_step(400)
 
 
+def step_cost_ratio(enough, **fields):
+    """
+    Time of a step at 4,000 source tokens over that at 200, batch 8: the best of many repeats, in turns, so that a busy
+    machine slows both down; no more repeats once the ratio is `enough`.
+    """
+    model = tiny_model(hidden_size=512, embedding_size=512, attention_window=10, **fields)
+    steps = [decoding(model, source, rows=8) for source in (200, 4000)]
+    best = [math.inf, math.inf]
+    for repeat in range(400):
+        for index, step in enumerate(steps):
+            start = time.perf_counter()
+            step()
+            best[index] = min(best[index], time.perf_counter() - start)
+        if repeat >= 20 and best[1] / best[0] <= enough:
+            break
+    return best[1] / best[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dot", "general", "additive", "location"])
+@every_span
+@torch.no_grad()
+def test_the_cost_of_a_step_does_not_grow_with_the_source(name, span):
+    assert step_cost_ratio(1.3, attention_type=name, attention_span=span) <= 1.3
+
+
 @pytest.mark.slow
 @torch.no_grad()
-def test_the_cost_of_a_step_does_not_grow_with_the_source():
-    """The best of many repeats, in turns, so that a busy machine slows both down."""
-
-    def ratio(**fields):
-        model = tiny_model(hidden_size=512, embedding_size=512, attention_window=10, **fields)
-        steps = [decoding(model, source, rows=8) for source in (200, 4000)]
-        best = [math.inf, math.inf]
-        for _ in range(60):
-            for index, step in enumerate(steps):
-                start = time.perf_counter()
-                step()
-                best[index] = min(best[index], time.perf_counter() - start)
-        return best[1] / best[0]
-
-    for span in LOCAL:
-        for name in ("dot", "general", "additive"):
-            assert ratio(attention_type=name, attention_span=span) <= 1.3, (span, name)
-    assert ratio(attention_type="general") > 1.3
+def test_the_cost_of_a_global_step_does():
+    assert step_cost_ratio(1.3, attention_type="general") > 1.3

@@ -35,8 +35,8 @@ from hf_attention_seq2seq import (
     AttentionSeq2SeqForConditionalGeneration,
     AttentionSeq2SeqTokenizer,
     TranslationPipeline,
+    plot_alignment,
 )
-from hf_attention_seq2seq.visualization import plot_alignment
 
 HELD_OUT_WORDS = 1000
 UNSEEN_WORDS = ["translatability", "bahdanau", "seqtoseq", "alignmently"]

@@ -226,14 +226,12 @@ class Attention(nn.Module):
             if chunk_queries is not None:
                 chunk_scores = self.chunk_score(chunk_queries, memory.chunk_keys)
             scores = self.score(queries, memory.keys)
-            weights, alignment = self.monotonic.soft(scores, chunk_scores, mask, history[0].unsqueeze(1))
+            weights, alignment = self.monotonic(scores, chunk_scores, mask, history[0].unsqueeze(1))
             return weights, None, (alignment.squeeze(1),)
         lengths = memory.lengths
         if self.score.known_positions is not None:
             lengths = lengths.clamp(max=self.score.known_positions)
-        position, window = self.monotonic.hard(
-            lambda place: self.score(queries, memory.keys, place), history[0], lengths
-        )
+        position, window = self.monotonic(lambda place: self.score(queries, memory.keys, place), history[0], lengths)
         inside = window.inside.unsqueeze(1)
         if chunk_queries is None:
             return inside.to(memory.values.dtype), window, (position,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -63,6 +64,20 @@ class DecoderState:
         return found
 
 
+class _StatesByLayer(list):
+    """An empty list, whose `[i]` has the hidden and the last state tensor of layer `i` as `keys` and `values`."""
+
+    def __init__(self, state: DecoderState | None):
+        super().__init__()
+        self.state = state
+
+    def __getitem__(self, index: int) -> SimpleNamespace:
+        if self.state is None:
+            raise IndexError("The cache is empty.")
+        tensors = self.state.layers[index]
+        return SimpleNamespace(keys=tensors[0], values=tensors[-1], is_initialized=True)
+
+
 class AttentionSeq2SeqCache(Cache):
     """
     The cache of a recurrent decoder: its state, the prepared memory and the number of tokens consumed.
@@ -72,7 +87,6 @@ class AttentionSeq2SeqCache(Cache):
     There are no keys per target token: the cache has constant size, and it can not be cropped.
     """
 
-    layers: list = []
     is_compileable = False
     is_croppable = False
     is_initialized = True
@@ -85,6 +99,11 @@ class AttentionSeq2SeqCache(Cache):
         self.state: DecoderState | None = None
         self.memory: PreparedMemory | None = None
         self.consumed_tokens = 0
+
+    @property
+    def layers(self) -> list:
+        """Empty: there are no key-value layers. By index, the state of each decoder layer, to compare caches by."""
+        return _StatesByLayer(self.state)
 
     def update_state(self, state: DecoderState, new_tokens: int) -> None:
         """Replaces the state after `new_tokens` more decoder tokens."""

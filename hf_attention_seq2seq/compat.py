@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import transformers
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.trainer_pt_utils import LabelSmoother
 
 # The decoder's cache is called `past_key_values` up to 5.23 and `cache` from 5.24 on, as argument and as output field.
 CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
@@ -25,6 +27,10 @@ _DEFAULT_CHECKPOINTS = {
 def transformers_version() -> str:
     """The version of transformers in use, for messages."""
     return transformers.__version__
+
+
+# Whether the Trainer's label smoothing divides by the items of all accumulated batches (not yet in 4.57).
+LABEL_SMOOTHER_COUNTS_ITEMS = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
 
 def tied_weights(target: str, source: str) -> dict[str, str] | list[str]:

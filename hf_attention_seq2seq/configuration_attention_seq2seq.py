@@ -311,6 +311,8 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
     ):
         if share_encoder_decoder_embeddings is None:
             share_encoder_decoder_embeddings = decoder_vocab_size is None
+        if share_encoder_decoder_embeddings and decoder_vocab_size == vocab_size:
+            decoder_vocab_size = None  # one matrix is one vocabulary, also when it is resized
         self.vocab_size = vocab_size
         self.decoder_vocab_size = decoder_vocab_size
         self.share_encoder_decoder_embeddings = share_encoder_decoder_embeddings
@@ -468,11 +470,12 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
                 self._reject(name, "allowed: a number from 0 to below 1")
-        value = self.initializer_range
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
-            self._reject("initializer_range", "allowed: None or a number from 0 up")
-        for name in ("monotonic_noise", "coverage_loss_weight"):
+        if not self.is_encoder_decoder:
+            self._reject("is_encoder_decoder", "allowed: True")
+        for name in ("initializer_range", "monotonic_noise", "coverage_loss_weight"):
             value = getattr(self, name)
+            if value is None and name == "initializer_range":
+                continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 self._reject(name, "allowed: a number from 0 up")
         if not isinstance(self.monotonic_offset, (int, float)) or not math.isfinite(self.monotonic_offset):
@@ -508,9 +511,10 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         }
         for name, limit in limits.items():
             value = getattr(self, name)
-            for token_id in value if isinstance(value, list) else [value]:
-                if token_id is None and name != "pad_token_id":
-                    continue
+            several = name == "eos_token_id" and isinstance(value, list) and value
+            if value is None and name in ("bos_token_id", "eos_token_id"):
+                continue
+            for token_id in value if several else [value]:
                 if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < limit:
                     self._reject(name, f"allowed: a token of the vocabulary, 0 to {limit - 1}")
 

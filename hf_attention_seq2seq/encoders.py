@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,22 @@ class EncoderOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
     attention_mask: Tensor | None = None
+
+    @classmethod
+    def from_any(cls, outputs: EncoderOutput | dict | tuple) -> EncoderOutput:
+        """Reads what an encoder may have returned: another output, a dictionary, or the tuple of any of them."""
+        if isinstance(outputs, cls):
+            return outputs
+        if isinstance(outputs, dict):
+            known = {field.name for field in fields(cls)}
+            return cls(**{name: value for name, value in outputs.items() if name in known})
+        last_hidden_state, *others = outputs
+        masks = [value for value in others if torch.is_tensor(value) and value.dtype == torch.bool]
+        finals = [value for value in others if torch.is_tensor(value) and value.dtype != torch.bool]
+        tuples = [value for value in others if isinstance(value, tuple)]
+        names = ("final_hidden", "final_cell", "hidden_states", "attention_mask")
+        values = [*finals, None, None][:2] + [*tuples, None][:1] + [*masks, None][:1]
+        return cls(last_hidden_state=last_hidden_state, **dict(zip(names, values)))
 
 
 class RecurrentEncoder(nn.Module):

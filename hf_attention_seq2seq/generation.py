@@ -70,5 +70,7 @@ class RecurrentGenerationMixin(GenerationMixin):
         if cache is not None:
             input_ids = input_ids[:, cache.get_seq_length() :]
         model_inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        model_inputs.pop("cache_position", None)  # of some versions; a recurrent state has no use for it
+        # `cache_position` is made by some versions; the tokenizers are for stopping criteria.
+        for name in ("cache_position", "tokenizer", "assistant_tokenizer"):
+            model_inputs.pop(name, None)
         return {**model_inputs, CACHE_NAME: cache}

@@ -22,7 +22,7 @@ def sequence_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | i
         a scalar, 0 for a batch without labels.
     """
     total = F.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+        logits.flatten(0, 1).float(), labels.flatten().long(), ignore_index=IGNORED_LABEL, reduction="sum"
     )
     return _mean(total, labels != IGNORED_LABEL, num_items_in_batch)
 
@@ -44,7 +44,9 @@ def _mean(total: Tensor, counted: Tensor, num_items_in_batch: Tensor | int | Non
         num_items_in_batch = counted.sum().clamp(min=1)
     elif torch.is_tensor(num_items_in_batch):
         num_items_in_batch = num_items_in_batch.to(total.device)
-    return total / num_items_in_batch
+    if torch.is_tensor(num_items_in_batch):
+        return total / num_items_in_batch.clamp(min=1)
+    return total / max(num_items_in_batch, 1)
 
 
 def with_auxiliary_loss(logits: Tensor, loss: Tensor) -> Tensor:
@@ -53,7 +55,8 @@ def with_auxiliary_loss(logits: Tensor, loss: Tensor) -> Tensor:
 
     For trainers that compute the loss from the logits alone, such as transformers' with label smoothing: whatever
     they do, `loss` is minimised too. A trainer that divides by the items of all processes multiplies by their number;
-    here the same is done.
+    here the same is done. A scale that the trainer gives its loss, as for fp16, does not reach `loss`: train such
+    models in bf16 or fp32, or without label smoothing.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         loss = loss * torch.distributed.get_world_size()
@@ -69,3 +72,24 @@ class _WithAuxiliaryLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):
         return gradient, torch.ones((), dtype=ctx.dtype, device=gradient.device)
+
+
+def with_scaled_gradient(logits: Tensor, scale: Tensor) -> Tensor:
+    """
+    The same logits, whose gradient is multiplied by the scalar `scale`.
+
+    For trainers that average over one of several accumulated batches; the loss that they log stays theirs.
+    """
+    return _WithScaledGradient.apply(logits, scale)
+
+
+class _WithScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(scale)
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        (scale,) = ctx.saved_tensors
+        return gradient * scale.to(gradient.dtype), None

@@ -23,12 +23,12 @@ from .checks import (
     check_tokens,
     first_given,
 )
-from .compat import CACHE_NAME, tied_weights
+from .compat import CACHE_NAME, LABEL_SMOOTHER_COUNTS_ITEMS, tied_weights
 from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
 from .decoders import RecurrentDecoder
 from .encoders import EncoderOutput, RecurrentEncoder
 from .generation import RecurrentGenerationMixin
-from .losses import coverage_loss, sequence_loss, with_auxiliary_loss
+from .losses import coverage_loss, sequence_loss, with_auxiliary_loss, with_scaled_gradient
 from .monotonic import MonotonicAlignment
 from .scoring import Score
 
@@ -329,8 +329,7 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
         return F.dropout(decoder_inputs_embeds, self.config.embedding_dropout, self.training)
 
     def _as_encoder_output(self, encoder_outputs: ModelOutput | tuple) -> EncoderOutput:
-        if not isinstance(encoder_outputs, EncoderOutput):
-            encoder_outputs = EncoderOutput(last_hidden_state=encoder_outputs[0])
+        encoder_outputs = EncoderOutput.from_any(encoder_outputs)
         if encoder_outputs.final_hidden is None and self.decoder.reads_final_states:
             raise ValueError(
                 f"encoder_outputs has no final states, which bridge_type={self.config.bridge_type!r} with "
@@ -353,7 +352,8 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         super().__init__(config)
         self.model = AttentionSeq2SeqModel(config)
         self.lm_head = nn.Linear(config.readout_width, config.target_vocab_size)
-        self.generation_config.max_length = DEFAULT_MAX_LENGTH
+        if self.generation_config.max_length in (None, 20):  # not set by the configuration
+            self.generation_config.max_length = DEFAULT_MAX_LENGTH
         self.post_init()
 
     # Embeddings
@@ -444,7 +444,7 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         """
         return_dict = first_given(return_dict, self.config.return_dict, True)
         if labels is not None:
-            check_labels(labels, self.lm_head.out_features, first_given(decoder_input_ids, decoder_inputs_embeds))
+            check_labels(labels, self.lm_head.weight.shape[0], first_given(decoder_input_ids, decoder_inputs_embeds))
             source = first_given(input_ids, inputs_embeds)
             if source is not None and len(source) != len(labels):
                 raise ValueError(f"labels has {len(labels)} rows, but there are {len(source)} source sentences.")
@@ -479,6 +479,10 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
                 logits = with_auxiliary_loss(
                     logits, weight * coverage_loss(outputs.coverage_loss, predicted, num_items_in_batch)
                 )
+        if labels is None and self.training and num_items_in_batch is not None and not LABEL_SMOOTHER_COUNTS_ITEMS:
+            # The Trainer takes the mean of this batch for a part of the mean of all accumulated ones.
+            predicted = self._predicted_positions(decoder_input_ids, logits[..., 0])
+            logits = with_scaled_gradient(logits, predicted.sum() / num_items_in_batch)
         passed_on = {
             name: value for name, value in outputs.items() if name not in ("last_hidden_state", "coverage_loss")
         }
@@ -493,7 +497,12 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         """
         if decoder_input_ids is None:
             return torch.ones_like(like, dtype=torch.bool)
-        return (decoder_input_ids != self.config.pad_token_id) & (decoder_input_ids != self.config.eos_token_id)
+        predicted = decoder_input_ids != self.config.pad_token_id
+        ends = self.config.eos_token_id
+        for end in ends if isinstance(ends, list) else [ends]:
+            predicted &= decoder_input_ids != end
+        predicted[:, 0] = True  # the start, whichever token it is
+        return predicted
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Labels `(batch, target_length)` shifted to the right behind `decoder_start_token_id`, -100 as padding."""

@@ -88,6 +88,10 @@ class MonotonicAlignment(nn.Module):
         initialize(self.scale, 1.0)
         initialize(self.offset, self.first_offset)
 
+    def forward(self, *arguments):
+        """`soft` in training, `hard` in evaluation mode."""
+        return self.soft(*arguments) if self.training else self.hard(*arguments)
+
     def soft(self, scores: Tensor, chunk_scores: Tensor | None, mask: Tensor, previous: Tensor):
         """
         Args:

@@ -6,8 +6,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-_MODULES = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
-_CELLS = {"lstm": torch.lstm_cell, "gru": torch.gru_cell, "rnn": torch.rnn_tanh_cell}
+
+class _Stepping:
+    """
+    A recurrent module of torch that can also take a single step with its cell.
+
+    The step is a call of the module that has the weights, so that hooks on it (offloading, say) work.
+    """
+
+    def forward(self, inputs, state=None, step: bool = False):
+        if not step:
+            return super().forward(inputs, state)
+        return type(self).cell(inputs, state, self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
+
+
+class _LSTM(_Stepping, nn.LSTM):
+    cell = staticmethod(torch.lstm_cell)
+
+
+class _GRU(_Stepping, nn.GRU):
+    cell = staticmethod(torch.gru_cell)
+
+
+class _RNN(_Stepping, nn.RNN):
+    cell = staticmethod(torch.rnn_tanh_cell)
+
+
+_MODULES = {"lstm": _LSTM, "gru": _GRU, "rnn": _RNN}
 STATE_TENSORS = {"lstm": 2, "gru": 1, "rnn": 1}
 
 
@@ -21,7 +46,6 @@ class RecurrentLayer(nn.Module):
 
     def __init__(self, rnn_type: str, input_size: int, hidden_size: int, bidirectional: bool = False):
         super().__init__()
-        self.rnn_type = rnn_type
         self.rnn = _MODULES[rnn_type](input_size, hidden_size, batch_first=True, bidirectional=bidirectional)
 
     def forward(
@@ -45,7 +69,5 @@ class RecurrentLayer(nn.Module):
 
     def step(self, inputs: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The state after one more input `(batch, input_size)`; unidirectional layers only."""
-        rnn = self.rnn
-        weights = (rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0)
-        new = _CELLS[self.rnn_type](inputs, state if len(state) > 1 else state[0], *weights)
+        new = self.rnn(inputs, state if len(state) > 1 else state[0], step=True)
         return new if isinstance(new, tuple) else (new,)

@@ -215,22 +215,9 @@ class ConcatScore(AdditiveScore):
     """
     `v^T tanh(W [q; k])` (Luong 2015, eq. 8, concat).
 
-    One matrix over the concatenation; its two parts are applied to queries and keys apart, so that keys are
-    projected once a sentence, with the same result.
+    The two parts of `W` are applied to queries and keys apart, so that keys are projected once a sentence; with `W`
+    cut in two this is the additive score.
     """
-
-    def __init__(self, config: AttentionSeq2SeqConfig):
-        super().__init__(config)
-        self.query_size = config.hidden_size
-        size = self.query_projection.out_features
-        self.query_projection = self.key_projection = nn.Identity()
-        self.projection = nn.Linear(config.hidden_size + config.memory_size, size, bias=False)
-
-    def project_keys(self, memory: Tensor) -> Tensor:
-        return split_heads(F.linear(memory, self.projection.weight[:, self.query_size :]), self.heads)
-
-    def project_queries(self, states: Tensor) -> Tensor:
-        return split_heads(F.linear(states, self.projection.weight[:, : self.query_size]), self.heads)
 
 
 @register_score("location")

@@ -49,8 +49,10 @@ def plot_alignment(alignment: dict[str, Any], path: str | PathLike | None = None
         axes.set_yticks(range(len(target)), target)
         axes.xaxis.tick_top()
         axes.tick_params(length=0)
+        for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+            label.set_parse_math(False)  # tokens with dollar signs are no formulas
     if title:
-        figure.suptitle(title)
+        figure.suptitle(title).set_parse_math(False)
     if path is not None:
         figure.savefig(path, dpi=150)
     return figure

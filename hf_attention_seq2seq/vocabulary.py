@@ -4,6 +4,7 @@ A new kind of unit is one function that builds a backend and its trainer, and it
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -154,7 +155,10 @@ def train_vocabulary(side: str, texts: Iterable[str], training: VocabularyTraini
         "every character seen; allowed is a larger vocab_size or, with bpe and char, a limit_alphabet"
     )
     try:
-        backend.train_from_iterator(_checked_texts(side, texts), trainer=trainer)
+        checked = _checked_texts(side, texts)
+        # A special token in a text is not a unit to learn: a trainer would move it from its place in the vocabulary.
+        special = re.compile("|".join(re.escape(str(token)) for token in training.special_tokens))
+        backend.train_from_iterator((special.sub(" ", text) for text in checked), trainer=trainer)
     except Exception as error:
         if "not large enough" in str(error):  # the unigram trainer's own words
             raise ValueError(too_small) from error

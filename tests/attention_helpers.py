@@ -10,7 +10,7 @@ import torch
 from hf_attention_seq2seq.attention import Attention, restore_weights
 from hf_attention_seq2seq.layout import PaddingLayout
 
-from .helpers import tiny_config
+from .helpers import concatenated, tiny_config
 
 # Sentences of 9, 5, 1 and 6 tokens, with padding on the right, on the left and in between.
 MASK = torch.tensor(
@@ -75,7 +75,7 @@ def naive_score(module, name, query, key, position, head=0, features=None, score
     part = slice(head * size, (head + 1) * size)
     if name in ("additive", "mlp", "concat"):
         if name == "concat":
-            hidden = score.projection.weight @ torch.cat((query, key))
+            hidden = concatenated(score) @ torch.cat((query, key))
         else:
             hidden = score.query_projection.weight @ query + score.key_projection.weight @ key
         if name == "mlp":

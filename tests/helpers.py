@@ -101,5 +101,10 @@ def target_batch(seed: int = 1) -> torch.Tensor:
     return labels.masked_fill(torch.arange(5) >= torch.tensor([5, 3, 5, 2])[:, None], -100)
 
 
+def concatenated(score) -> torch.Tensor:
+    """The matrix `W` of the concat score, `(size, hidden_size + memory_size)`."""
+    return torch.cat((score.query_projection.weight, score.key_projection.weight), dim=1)
+
+
 def cache_of(output):
     return output[CACHE_NAME]

@@ -194,3 +194,17 @@ def test_a_cache_of_other_rows_is_refused():
     cache = cache_of(model(input_ids, attention_mask=mask, decoder_input_ids=FIRST, use_cache=True))
     with pytest.raises(ValueError, match="holds 4 hypotheses, but the decoder inputs have 2 rows"):
         model(input_ids[:2], decoder_input_ids=FIRST[:2], **{CACHE_NAME: cache})
+
+
+@torch.no_grad()
+def test_layers_are_empty_but_comparable():
+    model = tiny_model(decoder_layers=2)
+    input_ids, mask = source_batch()
+    cache = cache_of(model(input_ids, mask, decoder_input_ids=torch.full((4, 2), 3), use_cache=True))
+    assert list(cache.layers) == []
+    assert len(cache) == 2
+    for index, (hidden, cell) in enumerate(cache.state.layers):
+        assert torch.equal(cache.layers[index].keys, hidden)
+        assert torch.equal(cache.layers[index].values, cell)
+    with pytest.raises(IndexError, match="empty"):
+        AttentionSeq2SeqCache().layers[0]

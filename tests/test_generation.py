@@ -9,6 +9,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from hf_attention_seq2seq import AttentionSeq2SeqTokenizer
 from hf_attention_seq2seq.compat import CACHE_NAME
 
 from .helpers import cache_of, name_of, source_batch, tiny_model
@@ -423,3 +424,16 @@ def test_hidden_states_of_each_step():
     assert len(output.decoder_hidden_states) == 4
     for step in output.decoder_hidden_states:
         assert [states.shape for states in step] == [(12, 1, 8)] * 4
+
+
+@torch.no_grad()
+def test_stop_strings():
+    words = ["abcdefg gfedcba", "ab cd ef"]
+    tokenizer = AttentionSeq2SeqTokenizer.train_from_iterator(words, model="char")
+    model = tiny_model(vocab_size=len(tokenizer), decoder_vocab_size=None)
+    batch = tokenizer(words, padding=True, return_tensors="pt")
+    free = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=12), skip_special_tokens=True)
+    stop = free[0][3]
+    cut = model.generate(**batch, max_new_tokens=12, stop_strings=[stop], tokenizer=tokenizer)
+    text = tokenizer.batch_decode(cut, skip_special_tokens=True)[0]
+    assert text == free[0][: free[0].index(stop) + 1]

@@ -77,6 +77,18 @@ def test_embeddings_and_encoder_outputs_in_place_of_ids(model, batch):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
+def test_encoder_outputs_as_a_tuple_or_a_dictionary(batch, rnn_type):
+    model = tiny_model(rnn_type=rnn_type, encoder_layers=2)
+    expected = model(**batch).logits
+    decoder = {"decoder_input_ids": batch["decoder_input_ids"]}
+    for options in ({"output_hidden_states": True}, {}):
+        encoded = model.get_encoder()(batch["input_ids"], batch["attention_mask"], **options)
+        for outputs in (encoded.to_tuple(), dict(encoded)):
+            torch.testing.assert_close(model(encoder_outputs=outputs, **decoder).logits, expected)
+
+
+@torch.no_grad()
 def test_plain_encoder_outputs_do_where_no_final_state_is_needed(batch):
     for bridge_type in ("mean", "zeros"):
         model = tiny_model(bridge_type=bridge_type)
@@ -133,6 +145,18 @@ def test_num_items_in_batch_makes_accumulated_batches_equal_one(model, batch):
             for rows in (slice(0, 1), slice(1, 4))
         ]
         torch.testing.assert_close(sum(parts), whole)
+
+
+def test_labels_of_32_bits(model, batch):
+    labels = target_batch()
+    expected = model(batch["input_ids"], batch["attention_mask"], labels=labels).loss
+    found = model(batch["input_ids"].int(), batch["attention_mask"], labels=labels.int()).loss
+    torch.testing.assert_close(found, expected)
+
+
+def test_no_items_in_a_batch():
+    for divisor in (0, torch.tensor(0)):
+        assert sequence_loss(torch.randn(1, 2, 5), torch.full((1, 2), -100), divisor) == 0
 
 
 def test_a_batch_without_labels_has_loss_zero():
@@ -195,6 +219,14 @@ def test_two_vocabularies_are_resized_apart(tmp_path, tied):
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert torch.equal(again(input_ids + 3 * mask, mask, decoder_input_ids=torch.full((4, 2), 14)).logits, logits)
     assert again.generate(input_ids, attention_mask=mask, num_beams=3, max_new_tokens=3).shape[0] == 4
+
+
+def test_a_shared_matrix_is_one_vocabulary(tmp_path):
+    model = tiny_model(decoder_vocab_size=17, share_encoder_decoder_embeddings=True)
+    model.resize_token_embeddings(20)
+    assert model.lm_head.weight.shape[0] == 20
+    model.save_pretrained(tmp_path)
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path).config.target_vocab_size == 20
 
 
 def test_one_vocabulary_has_no_target_side_to_resize():
@@ -387,6 +419,25 @@ def test_an_integer_float_or_bool_mask_is_the_same(model, batch):
         torch.testing.assert_close(
             model(**{**batch, "attention_mask": batch["attention_mask"].to(dtype)}).logits, expected
         )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"attention_type": "concat", "input_feeding": True},
+        {"attention_type": "cosine", "coverage_type": "accumulated", "attention_query": "previous_state"},
+        {"attention_type": "mlp", "attention_selection": "monotonic", "monotonic_chunk_size": 2},
+    ],
+    ids=name_of,
+)
+@torch.no_grad()
+def test_weights_can_be_offloaded(batch, case):
+    """Every weight is read within a call of the module that has it, where hooks can bring it."""
+    from accelerate import cpu_offload
+
+    model = tiny_model(**case)
+    expected = model(**batch).logits
+    torch.testing.assert_close(cpu_offload(model, execution_device="cpu")(**batch).logits, expected)
 
 
 def test_gradient_checkpointing_is_refused_by_name():

@@ -5,7 +5,7 @@ import torch
 
 from hf_attention_seq2seq import AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration
 
-from .helpers import SIZES, source_batch
+from .helpers import SIZES, concatenated, source_batch
 
 
 def preset_model(name, **overrides):
@@ -159,7 +159,7 @@ def test_luong_2015_global(kind):
         if kind == "general":
             return [h @ (score.key_projection.weight @ m) for m in memory]
         if kind == "concat":
-            return [score.energy[0] @ torch.tanh(score.projection.weight @ torch.cat((h, m))) for m in memory]
+            return [score.energy[0] @ torch.tanh(concatenated(score) @ torch.cat((h, m))) for m in memory]
         return list(score.positions.weight @ h)[: len(memory)]
 
     for source, target, logits, weights in sentences(model):

@@ -17,7 +17,7 @@ def bidirectional(model, source):
     """Annotations, and per state tensor the final states of all layers, forward before backward, concatenated."""
     finals = []
     for layer in model.get_encoder().layers.layers:
-        is_lstm = layer.rnn_type == "lstm"
+        is_lstm = isinstance(layer.rnn, torch.nn.LSTM)
         size = layer.rnn.hidden_size
         directions = []
         for suffix, inputs in (("", source), ("_reverse", reversed(source))):

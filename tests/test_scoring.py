@@ -11,7 +11,7 @@ from hf_attention_seq2seq.configuration_attention_seq2seq import ATTENTION_TYPES
 from hf_attention_seq2seq.layout import PaddingLayout
 from hf_attention_seq2seq.scoring import SCORES, DotScore
 
-from .helpers import SCORED, source_batch, tiny_config, tiny_model
+from .helpers import SCORED, concatenated, source_batch, tiny_config, tiny_model
 
 
 def attention(**fields):
@@ -41,7 +41,7 @@ def equation(module, name, query, key, position):
     if name == "location":
         return score.positions.weight[position] @ query
     if name == "concat":
-        return score.energy[0] @ torch.tanh(score.projection.weight @ torch.cat((query, key)))
+        return score.energy[0] @ torch.tanh(concatenated(score) @ torch.cat((query, key)))
     bias = score.key_projection.bias if name == "mlp" else 0.0
     hidden = score.query_projection.weight @ query + score.key_projection.weight @ key + bias
     return score.energy[0] @ torch.tanh(hidden)

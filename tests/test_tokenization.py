@@ -36,6 +36,18 @@ SCRIPTS = {
 MODELS = ("bpe", "unigram", "word", "char")
 
 
+@pytest.mark.parametrize("model", ["bpe", "unigram", "word", "char"])
+def test_special_tokens_in_the_training_text_keep_their_ids(model):
+    tags = ["<de>", "<fr>"]
+    texts = ["<de> abc cab </s> <unk>", "<fr> abba <pad> bac", "cc ab ba <s> b"] * 5
+    tokenizer = AttentionSeq2SeqTokenizer.train_from_iterator(texts, texts, model=model, special_tokens=tags)
+    for side in (tokenizer, tokenizer.target_tokenizer):
+        expected = ["<pad>", "<s>", "</s>", "<unk>", "<de>", "<fr>"]
+        assert side.convert_tokens_to_ids(expected) == list(range(6))
+        assert sorted(side.get_vocab().values()) == list(range(len(side.get_vocab())))
+    assert max(tokenizer(texts[0])["input_ids"]) < len(tokenizer)
+
+
 def train(model="bpe", **options):
     """Two vocabularies of different sizes."""
     return AttentionSeq2SeqTokenizer.train_from_iterator(ENGLISH, GERMAN, model=model, vocab_size=60, **options)

@@ -39,6 +39,13 @@ def test_gradient_accumulation_trains_the_same_model(tmp_path):
     assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "parts"), atol=1e-4, rtol=1e-3)
 
 
+def test_gradient_accumulation_with_label_smoothing_trains_the_same_model(tmp_path):
+    smoothing = {"label_smoothing_factor": 0.1, "optim": "sgd", "max_grad_norm": 0.0, "learning_rate": 0.5}
+    train(tmp_path / "whole", {}, {"per_device_train_batch_size": 8, **smoothing})
+    train(tmp_path / "parts", {}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, **smoothing})
+    assert_same_weights(weights(tmp_path / "whole"), weights(tmp_path / "parts"), atol=1e-5, rtol=1e-4)
+
+
 def test_label_smoothing_of_the_trainer():
     """The Trainer takes the labels out and smooths itself: it must get the same decoder inputs and logits."""
     model = tiny_model()

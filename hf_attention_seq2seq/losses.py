@@ -49,16 +49,16 @@ def _mean(total: Tensor, counted: Tensor, num_items_in_batch: Tensor | int | Non
     return total / max(num_items_in_batch, 1)
 
 
-def with_auxiliary_loss(logits: Tensor, loss: Tensor) -> Tensor:
+def with_auxiliary_loss(logits: Tensor, loss: Tensor, over_processes: bool = False) -> Tensor:
     """
     The same logits, through which `loss` gets its gradient as well.
 
     For trainers that compute the loss from the logits alone, such as transformers' with label smoothing: whatever
     they do, `loss` is minimised too. A trainer that divides by the items of all processes multiplies by their number;
-    here the same is done. A scale that the trainer gives its loss, as for fp16, does not reach `loss`: train such
-    models in bf16 or fp32, or without label smoothing.
+    with `over_processes` the same is done here. A scale that the trainer gives its loss, as for fp16, does not reach
+    `loss`: train such models in bf16 or fp32, or without label smoothing.
     """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if over_processes and torch.distributed.is_available() and torch.distributed.is_initialized():
         loss = loss * torch.distributed.get_world_size()
     return _WithAuxiliaryLoss.apply(logits, loss)
 

@@ -55,6 +55,8 @@ class AttentionSeq2SeqPreTrainedModel(PreTrainedModel):
         """Weights uniform, biases zero, except forget gates which start open (Jozefowicz 2015, section 2.2)."""
         if isinstance(module, (Score, MonotonicAlignment)):
             module.init_parameters(self._initialize_parameter)
+            if getattr(module, "feature_weights", None) is not None:
+                self._initialize_parameter(module.feature_weights)
             return
         for name, parameter in module.named_parameters(recurse=False):
             self._initialize_parameter(parameter, 0.0 if name.startswith("bias") else None)
@@ -476,9 +478,8 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
                 )
             elif self.training:
                 predicted = self._predicted_positions(decoder_input_ids, outputs.coverage_loss)
-                logits = with_auxiliary_loss(
-                    logits, weight * coverage_loss(outputs.coverage_loss, predicted, num_items_in_batch)
-                )
+                extra = weight * coverage_loss(outputs.coverage_loss, predicted, num_items_in_batch)
+                logits = with_auxiliary_loss(logits, extra, over_processes=num_items_in_batch is not None)
         if labels is None and self.training and num_items_in_batch is not None and not LABEL_SMOOTHER_COUNTS_ITEMS:
             # The Trainer takes the mean of this batch for a part of the mean of all accumulated ones.
             predicted = self._predicted_positions(decoder_input_ids, logits[..., 0])

@@ -63,6 +63,7 @@ class Score(nn.Module):
     def __init__(self, config: AttentionSeq2SeqConfig):
         super().__init__()
         self.heads = config.attention_heads
+        self.register_parameter("feature_weights", None)
         self.query_projection = self.key_projection = nn.Identity()
         if config.attention_size is not None:
             self.query_projection = nn.Linear(config.hidden_size, config.attention_size, bias=False)
@@ -101,7 +102,7 @@ class Score(nn.Module):
                 f"{type(self).__name__}.score gives the shape {tuple(scores.shape)} for queries "
                 f"{tuple(queries.shape)} and keys {tuple(keys.shape)}; it must be {expected}."
             )
-        return scores if features is None else scores + self.feature_weights(features).permute(0, 3, 1, 2)
+        return scores if features is None else scores + F.linear(features, self.feature_weights).permute(0, 3, 1, 2)
 
     def score_in(self, window: Window, queries: Tensor, keys: Tensor) -> Tensor:
         """Scores `(batch, heads, queries, width)` of the positions in the window only."""
@@ -111,7 +112,7 @@ class Score(nn.Module):
 
     def add_features(self, number: int) -> None:
         """Makes room for `number` coverage features of each source position: a linear term of the score."""
-        self.feature_weights = nn.Linear(number, self.heads, bias=False)
+        self.feature_weights = nn.Parameter(torch.empty(self.heads, number))
 
     def init_parameters(self, initialize: Callable[..., None]) -> None:
         """
@@ -190,16 +191,17 @@ class AdditiveScore(Score):
     ) -> Tensor:
         if features is None:
             return super().forward(queries, keys, window)
-        # Features enter within the tanh (See 2017, eq. 11; Chorowski 2015, eq. 9), as a part of each query's own keys.
-        keys = keys.unsqueeze(2) if window is None else window.gather(keys)
-        own = self.feature_weights(features).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
-        shape = own.shape[:3]  # batch, heads, queries
-        own = (keys + own).transpose(1, 2).flatten(0, 1)
-        scores = self.score(queries.transpose(1, 2).flatten(0, 1).unsqueeze(2), own)
-        return scores.squeeze(2).unflatten(0, (shape[0], shape[2])).transpose(1, 2)
+        # Features enter within the tanh; in a window, each query has keys of its own, and is a batch of one.
+        if window is None:
+            return additive_energies(queries, keys, self.energy, features, self.feature_weights)
+        picked = window.gather(keys).transpose(1, 2).flatten(0, 1)  # (batch * queries, heads, width, size)
+        single = queries.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+        own = features.flatten(0, 1).unsqueeze(1)
+        scores = additive_energies(single, picked, self.energy, own, self.feature_weights)
+        return scores.squeeze(2).unflatten(0, features.shape[:2]).transpose(1, 2)
 
     def add_features(self, number: int) -> None:
-        self.feature_weights = nn.Linear(number, self.energy.numel(), bias=False)
+        self.feature_weights = nn.Parameter(torch.empty(self.energy.numel(), number))
 
 
 @register_score("mlp")

@@ -25,8 +25,8 @@ MASK = torch.tensor(
 
 def attention(**fields) -> Attention:
     """In evaluation mode and double precision, every parameter random, biases too."""
-    torch.manual_seed(0)
     module = Attention(tiny_config(**fields)).double().eval()
+    torch.manual_seed(0)
     for parameter in module.parameters():
         parameter.data.uniform_(-0.7, 0.7)
     return module
@@ -81,7 +81,7 @@ def naive_score(module, name, query, key, position, head=0, features=None, score
         if name == "mlp":
             hidden = hidden + score.key_projection.bias
         if features is not None:
-            hidden = hidden + score.feature_weights.weight @ features
+            hidden = hidden + score.feature_weights @ features
         return score.energy[head] @ torch.tanh(hidden[part])
     if name == "location":
         value = score.positions.weight[head * (score.positions.out_features // heads) + position] @ query
@@ -93,7 +93,7 @@ def naive_score(module, name, query, key, position, head=0, features=None, score
             value = value / math.sqrt(size)
         elif name == "cosine":
             value = score.strength[head, 0, 0] * value / (query[part].norm() * key[part].norm())
-    return value if features is None else value + score.feature_weights.weight[head] @ features
+    return value if features is None else value + score.feature_weights[head] @ features
 
 
 def naive_energies(module, name, states, keys, score=None):

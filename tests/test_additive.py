@@ -83,7 +83,7 @@ def test_features_of_each_pair_enter_within_the_tanh(heads, elements, monkeypatc
     """With several queries to one memory, as of beams: `v^T tanh(q_i + k_j + U f_ij)`, and its gradients."""
     monkeypatch.setattr(additive, "CHUNK_ELEMENTS", elements)
     score = attention(attention_type="additive", attention_heads=heads, coverage_type="location_aware").score
-    matrix = score.feature_weights.weight
+    matrix = score.feature_weights
     queries, keys, _ = inputs(heads=heads, size=8 // heads)
     features = torch.randn(2, 5, 4, matrix.shape[1], dtype=torch.float64, requires_grad=True)
     tensors = (queries, keys, features, matrix, score.energy)

@@ -47,7 +47,7 @@ def test_each_sentence_follows_the_equations(name, kind, heads, span):
     weight = 1.0 if kind == "accumulated" else 0.0
     fields = covering(kind, attention_heads=heads, coverage_loss_weight=weight)
     module = attention(attention_type=name, attention_span=span, attention_window=2, **fields)
-    module.score.feature_weights.weight.data *= 3
+    module.score.feature_weights.data *= 3
     memory, states = random_memory(), torch.randn(4, 6, 8).double()
     found = run(module, states, memory)
     assert (found.losses is not None) == (weight > 0)
@@ -266,7 +266,7 @@ def test_beams_carry_their_own_coverage(kind):
 def test_generation_scores_what_it_returns(kind, beams):
     """A hypothesis that took another one's coverage would not have the score that its words have."""
     model = tiny_model(torch.float64, **covering(kind, input_feeding=True))
-    model.get_decoder().attention.score.feature_weights.weight.data *= 8
+    model.get_decoder().attention.score.feature_weights.data *= 8
     input_ids, mask = source_batch()
     options = {"num_beams": beams, "num_return_sequences": beams, "max_new_tokens": 6, "length_penalty": 0.0}
     options |= {"output_scores": True, "return_dict_in_generate": True, "attention_mask": mask}

@@ -426,6 +426,7 @@ def test_an_integer_float_or_bool_mask_is_the_same(model, batch):
     [
         {"attention_type": "concat", "input_feeding": True},
         {"attention_type": "cosine", "coverage_type": "accumulated", "attention_query": "previous_state"},
+        {"attention_type": "mlp", "coverage_type": "location_aware"},
         {"attention_type": "mlp", "attention_selection": "monotonic", "monotonic_chunk_size": 2},
     ],
     ids=name_of,

@@ -9,12 +9,12 @@ from .helpers import SIZES, concatenated, source_batch
 
 
 def preset_model(name, **overrides):
-    torch.manual_seed(3)
     vocabularies = {key: SIZES[key] for key in ("vocab_size", "decoder_vocab_size")}
     config = AttentionSeq2SeqConfig.from_preset(
         name, **{**vocabularies, "dropout": 0.0, "initializer_range": 0.6, **overrides}
     )
     model = AttentionSeq2SeqForConditionalGeneration(config).double().eval()
+    torch.manual_seed(3)
     for parameter in model.parameters():  # biases too, so that none can be forgotten
         parameter.data.uniform_(-0.6, 0.6)
     return model

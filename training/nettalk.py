@@ -43,6 +43,7 @@ from hf_attention_seq2seq import (
 SCORES = ("additive", "mlp", "concat", "dot", "scaled_dot", "general", "cosine", "location")
 ATTENTIONS: dict[str, dict] = {
     **{score: {"attention_type": score} for score in SCORES},
+    "scaled_dot, projected": {"attention_type": "scaled_dot", "attention_size": 128},
     **{
         f"{score}, {span}": {"attention_type": score, "attention_span": span, "attention_window": 3}
         for span in ("local_m", "local_p")

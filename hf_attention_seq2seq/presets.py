@@ -1,0 +1,140 @@
+"""The models of the papers, as fields of the configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_LUONG_2015 = {
+    "rnn_type": "lstm",
+    "embedding_size": 1000,
+    "hidden_size": 1000,
+    "encoder_layers": 4,
+    "decoder_layers": 4,
+    "encoder_bidirectional": False,
+    "reverse_source": True,
+    "bridge_type": "copy",
+    "attention_query": "current_state",
+    "input_feeding": True,
+    "readout_type": "attentional",
+    "dropout": 0.2,
+    "initializer_range": 0.1,
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Sutskever, Vinyals, Le 2014, "Sequence to Sequence Learning with Neural Networks", section 3.4.
+    "sutskever-2014": {
+        "rnn_type": "lstm",
+        "embedding_size": 1000,
+        "hidden_size": 1000,
+        "encoder_layers": 4,
+        "decoder_layers": 4,
+        "encoder_bidirectional": False,
+        "reverse_source": True,
+        "bridge_type": "copy",
+        "attention_type": "none",
+        "attention_query": "current_state",
+        "readout_type": "state",
+        "dropout": 0.0,
+        "initializer_range": 0.08,
+    },
+    # Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder", appendix A.
+    "cho-2014": {
+        "rnn_type": "gru",
+        "embedding_size": 100,
+        "hidden_size": 1000,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_bidirectional": False,
+        "bridge_type": "context",
+        "attention_type": "none",
+        "attention_query": "previous_state",
+        "readout_type": "maxout",
+        "readout_size": 500,
+        "dropout": 0.0,
+    },
+    # Bahdanau, Cho, Bengio 2014, "Neural Machine Translation by Jointly Learning to Align and Translate", A.2.
+    "bahdanau-2014": {
+        "rnn_type": "gru",
+        "embedding_size": 620,
+        "hidden_size": 1000,
+        "encoder_hidden_size": 2000,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_bidirectional": True,
+        "bridge_type": "backward",
+        "attention_type": "additive",
+        "attention_size": 1000,
+        "attention_query": "previous_state",
+        "readout_type": "maxout",
+        "readout_size": 500,
+        "dropout": 0.0,
+    },
+    # Luong, Pham, Manning 2015, "Effective Approaches to Attention-based NMT", sections 3.1, 3.3 and 4.1.
+    "luong-2015-global-dot": {**_LUONG_2015, "attention_type": "dot"},
+    "luong-2015-global-general": {**_LUONG_2015, "attention_type": "general"},
+    "luong-2015-global-concat": {**_LUONG_2015, "attention_type": "concat"},
+    "luong-2015-global-location": {**_LUONG_2015, "attention_type": "location"},
+    # The same, section 3.2, with the window of section 4.1.
+    "luong-2015-local-m": {**_LUONG_2015, "attention_type": "general", "attention_span": "local_m"},
+    "luong-2015-local-p": {**_LUONG_2015, "attention_type": "general", "attention_span": "local_p"},
+    # Chorowski et al. 2015, "Attention-Based Models for Speech Recognition", eq. 8 and 9, over tokens.
+    "chorowski-2015-location-aware": {
+        "rnn_type": "gru",
+        "embedding_size": 256,
+        "hidden_size": 256,
+        "encoder_hidden_size": 512,
+        "attention_type": "mlp",
+        "attention_size": 512,
+        "attention_query": "previous_state",
+        "coverage_type": "location_aware",
+        "coverage_filters": 10,
+        "coverage_kernel_size": 201,
+        "readout_type": "maxout",
+        "readout_size": 64,
+    },
+    # See, Liu, Manning 2017, "Get To The Point", sections 2.1 and 2.3 (without the pointer).
+    "see-2017-coverage": {
+        "rnn_type": "lstm",
+        "embedding_size": 128,
+        "hidden_size": 256,
+        "encoder_hidden_size": 512,
+        "attention_type": "mlp",
+        "attention_size": 512,
+        "input_feeding": True,
+        "coverage_type": "accumulated",
+        "coverage_loss_weight": 1.0,
+    },
+    # Raffel et al. 2017, "Online and Linear-Time Attention by Enforcing Monotonic Alignments", section 2.
+    "raffel-2017-monotonic": {
+        "rnn_type": "lstm",
+        "embedding_size": 256,
+        "hidden_size": 512,
+        "attention_type": "mlp",
+        "attention_query": "previous_state",
+        "attention_selection": "monotonic",
+        "monotonic_offset": -4.0,
+    },
+    # Chiu and Raffel 2018, "Monotonic Chunkwise Attention", section 2.
+    "chiu-2018-mocha": {
+        "rnn_type": "lstm",
+        "embedding_size": 256,
+        "hidden_size": 512,
+        "attention_type": "mlp",
+        "attention_query": "previous_state",
+        "attention_selection": "monotonic",
+        "monotonic_chunk_size": 4,
+        "monotonic_offset": -4.0,
+    },
+    # Peters, Niculae, Martins 2019, "Sparse Sequence-to-Sequence Models": sparse attention (the output is a softmax).
+    "peters-2019-sparse": {
+        "rnn_type": "lstm",
+        "embedding_size": 300,
+        "hidden_size": 300,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "attention_type": "general",
+        "attention_normalizer": "entmax15",
+        "input_feeding": True,
+        "dropout": 0.3,
+    },
+}

@@ -12,6 +12,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.trainer_pt_utils import LabelSmoother
 
+try:
+    from transformers import PreTrainedConfig
+except ImportError:  # the name before transformers 5
+    from transformers import PretrainedConfig as PreTrainedConfig  # noqa: F401
+
 # The decoder's cache is called `past_key_values` up to 5.23 and `cache` from 5.24 on, as argument and as output field.
 CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 

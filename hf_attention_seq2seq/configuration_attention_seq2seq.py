@@ -7,11 +7,7 @@ import difflib
 import math
 from typing import Any
 
-try:
-    from transformers import PreTrainedConfig
-except ImportError:  # the name before transformers 5
-    from transformers import PretrainedConfig as PreTrainedConfig
-
+from .compat import PreTrainedConfig
 from .presets import PRESETS
 
 RNN_TYPES = ("lstm", "gru", "rnn")

@@ -77,7 +77,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     # The same, section 3.2, with the window of section 4.1.
     "luong-2015-local-m": {**_LUONG_2015, "attention_type": "general", "attention_span": "local_m"},
     "luong-2015-local-p": {**_LUONG_2015, "attention_type": "general", "attention_span": "local_p"},
-    # Chorowski et al. 2015, "Attention-Based Models for Speech Recognition", eq. 8 and 9, over tokens.
+    # Chorowski et al. 2015, "Attention-Based Models for Speech Recognition", eq. 8 and 9, over tokens;
+    # when it attends and what it writes out are as in Bahdanau 2014.
     "chorowski-2015-location-aware": {
         "rnn_type": "gru",
         "embedding_size": 256,
@@ -92,7 +93,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "readout_type": "maxout",
         "readout_size": 64,
     },
-    # See, Liu, Manning 2017, "Get To The Point", sections 2.1 and 2.3 (without the pointer).
+    # See, Liu, Manning 2017, "Get To The Point", attention and coverage (section 2.3)
+    # without the pointer; the readout, with input feeding, is that of Luong 2015.
     "see-2017-coverage": {
         "rnn_type": "lstm",
         "embedding_size": 128,
@@ -104,7 +106,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "coverage_type": "accumulated",
         "coverage_loss_weight": 1.0,
     },
-    # Raffel et al. 2017, "Online and Linear-Time Attention by Enforcing Monotonic Alignments", section 2.
+    # Raffel et al. 2017, "Online and Linear-Time Attention by Enforcing Monotonic Alignments", section 2;
+    # the scale takes the place of the normalised `v`.
     "raffel-2017-monotonic": {
         "rnn_type": "lstm",
         "embedding_size": 256,

@@ -192,12 +192,13 @@ class AdditiveScore(Score):
         if features is None:
             return super().forward(queries, keys, window)
         # Features enter within the tanh; in a window, each query has keys of its own, and is a batch of one.
+        matrix = self.feature_weights.unflatten(0, self.energy.shape)
         if window is None:
-            return additive_energies(queries, keys, self.energy, features, self.feature_weights)
+            return additive_energies(queries, keys, self.energy, features, matrix)
         picked = window.gather(keys).transpose(1, 2).flatten(0, 1)  # (batch * queries, heads, width, size)
         single = queries.transpose(1, 2).flatten(0, 1).unsqueeze(2)
         own = features.flatten(0, 1).unsqueeze(1)
-        scores = additive_energies(single, picked, self.energy, own, self.feature_weights)
+        scores = additive_energies(single, picked, self.energy, own, matrix)
         return scores.squeeze(2).unflatten(0, features.shape[:2]).transpose(1, 2)
 
     def add_features(self, number: int) -> None:

@@ -7,6 +7,7 @@ Writes FOLDER/log.json (the loss of every step) and FOLDER/model.safetensors.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -74,11 +75,12 @@ def main(folder, fields, options, rows=48, stop_after=None):
     trainer.save_model()
     if trainer.is_world_process_zero():
         Path(folder, "log.json").write_text(json.dumps(trainer.state.log_history))
-    if torch.distributed.is_initialized():
-        print(f"ran as one of {torch.distributed.get_world_size()} processes")
-        torch.distributed.destroy_process_group()
     return trainer
 
 
 if __name__ == "__main__":
     main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4]))
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        print(f"ran as one of {torch.distributed.get_world_size()} processes", flush=True)
+        os._exit(0)  # taking gloo's threads down while a distributed model is alive can hang

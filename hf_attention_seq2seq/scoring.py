@@ -46,6 +46,16 @@ def split_heads(tensor: Tensor, heads: int) -> Tensor:
     return tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
+def score_by_query(score: Callable[[Tensor, Tensor], Tensor], window: Window, queries: Tensor, keys: Tensor) -> Tensor:
+    """
+    Scores `(batch, heads, queries, width)` in a window, where each query has keys of its own: each becomes a batch of
+    one, so that `score` sees `(batch * queries, heads, 1, size)` and `(batch * queries, heads, width, size)`.
+    """
+    picked = window.gather(keys).transpose(1, 2).flatten(0, 1)
+    scores = score(queries.transpose(1, 2).flatten(0, 1).unsqueeze(2), picked)
+    return scores.squeeze(2).unflatten(0, window.positions.shape[:2]).transpose(1, 2)
+
+
 class Score(nn.Module):
     """
     Base of the score functions.
@@ -106,9 +116,7 @@ class Score(nn.Module):
 
     def score_in(self, window: Window, queries: Tensor, keys: Tensor) -> Tensor:
         """Scores `(batch, heads, queries, width)` of the positions in the window only."""
-        picked = window.gather(keys).transpose(1, 2).flatten(0, 1)  # (batch * queries, heads, width, size)
-        scores = self.score(queries.transpose(1, 2).flatten(0, 1).unsqueeze(2), picked)
-        return scores.squeeze(2).unflatten(0, window.positions.shape[:2]).transpose(1, 2)
+        return score_by_query(self.score, window, queries, keys)
 
     def add_features(self, number: int) -> None:
         """Makes room for `number` coverage features of each source position: a linear term of the score."""
@@ -191,15 +199,14 @@ class AdditiveScore(Score):
     ) -> Tensor:
         if features is None:
             return super().forward(queries, keys, window)
-        # Features enter within the tanh; in a window, each query has keys of its own, and is a batch of one.
+        # Features enter within the tanh.
         matrix = self.feature_weights.unflatten(0, self.energy.shape)
         if window is None:
             return additive_energies(queries, keys, self.energy, features, matrix)
-        picked = window.gather(keys).transpose(1, 2).flatten(0, 1)  # (batch * queries, heads, width, size)
-        single = queries.transpose(1, 2).flatten(0, 1).unsqueeze(2)
         own = features.flatten(0, 1).unsqueeze(1)
-        scores = additive_energies(single, picked, self.energy, own, matrix)
-        return scores.squeeze(2).unflatten(0, features.shape[:2]).transpose(1, 2)
+        return score_by_query(
+            lambda single, picked: additive_energies(single, picked, self.energy, own, matrix), window, queries, keys
+        )
 
     def add_features(self, number: int) -> None:
         self.feature_weights = nn.Parameter(torch.empty(self.energy.numel(), number))

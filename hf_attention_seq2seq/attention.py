@@ -102,6 +102,7 @@ class Attention(nn.Module):
             self.monotonic = MonotonicAlignment(config)
             if config.monotonic_chunk_size > 1:
                 self.chunk_score = SCORES[config.attention_type](config)
+        self.gate = nn.Linear(config.hidden_size, 1) if config.context_gate else None
         self.wants_coverage_loss = config.coverage_loss_weight > 0
         self.is_stateful = self.coverage is not None or self.monotonic is not None
 
@@ -181,7 +182,10 @@ class Attention(nn.Module):
             history = (self.coverage.update(old, own),)
         else:
             history = tuple(tensor.flatten(0, 1) for tensor in history)
-        contexts = contexts.transpose(1, 2).reshape(rows, queries, -1)
+        contexts = contexts.transpose(1, 2)
+        if self.gate is not None:  # (Xu 2015, 4.2.1)
+            contexts = torch.sigmoid(self.gate(states)).unsqueeze(-1) * contexts
+        contexts = contexts.reshape(rows, queries, -1)
         if with_weights:
             weights = weights.unflatten(2, (rows // sentences, queries)).transpose(1, 2).flatten(0, 1)
         return Attended(contexts, weights if with_weights else None, history, coverage_loss)

@@ -30,7 +30,7 @@ ATTENTION_NORMALIZERS = ("softmax", "sparsemax", "entmax15")
 ATTENTION_SELECTIONS = ("soft", "monotonic")
 COVERAGE_TYPES = (None, "accumulated", "location_aware")
 BRIDGE_TYPES = ("linear", "copy", "mean", "zeros", "backward", "context")
-READOUT_TYPES = ("attentional", "maxout", "state")
+READOUT_TYPES = ("attentional", "maxout", "deep", "state")
 
 # What other libraries call our fields.
 NAMES_ELSEWHERE = {
@@ -97,16 +97,20 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         coverage_loss_weight (`float`): weight of the coverage loss (See 2017, eq. 12 and 13), a mean over the target
             tokens, in the training loss.
         coverage_filters, coverage_kernel_size (`int`): of the convolution; the second is odd.
+        doubly_stochastic_weight (`float`): weight of `sum_j (1 - sum_i a_ij)^2`, which asks for equal attention to all
+            source positions (Xu 2015, eq. 14), in the training loss; divided by the target tokens, as the likelihood.
+        context_gate (`bool`): the decoder state scales the context by a number from 0 to 1 (Xu 2015, 4.2.1).
         attention_query (`str`): `"current_state"`: update the decoder, then attend (Luong 2015); `"previous_state"`:
             attend, then update the decoder with the context (Bahdanau 2014).
         input_feeding (`bool`): the previous readout vector is an input of the next step (Luong 2015, 3.3).
         max_source_positions (`int`): positions that `attention_type="location"` can tell apart; source tokens beyond
             it get no attention, as in Luong 2015, 3.1. Other scores have no such limit.
         readout_type (`str`): what the output layer reads: `"attentional"`: `tanh(W [context; state])` (Luong 2015,
-            eq. 5); `"maxout"`: deep output with the previous word (Bahdanau 2014, A.2.2); `"state"`: the decoder
+            eq. 5); `"maxout"`: deep output with the previous word (Bahdanau 2014, A.2.2); `"deep"`: the sum of the
+            previous word's embedding and a linear map of state and context (Xu 2015, eq. 7); `"state"`: the decoder
             state alone.
         readout_size (`int`, *optional*): width of the readout vector; `None` means `embedding_size` for tied word
-            embeddings, else `hidden_size`.
+            embeddings and the deep readout, else `hidden_size`.
         embedding_dropout, dropout, output_dropout (`float`): dropout on embeddings, between recurrent layers, and
             on the readout vector.
         initializer_range (`float`, *optional*): weights start uniform in `[-initializer_range, initializer_range]`;
@@ -155,6 +159,8 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         coverage_loss_weight: float = 0.0,
         coverage_filters: int = 10,
         coverage_kernel_size: int = 15,
+        doubly_stochastic_weight: float = 0.0,
+        context_gate: bool = False,
         attention_query: str = "current_state",
         input_feeding: bool = False,
         max_source_positions: int = 512,
@@ -204,6 +210,8 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         self.coverage_loss_weight = coverage_loss_weight
         self.coverage_filters = coverage_filters
         self.coverage_kernel_size = coverage_kernel_size
+        self.doubly_stochastic_weight = doubly_stochastic_weight
+        self.context_gate = context_gate
         self.attention_query = attention_query
         self.input_feeding = input_feeding
         self.max_source_positions = max_source_positions
@@ -281,7 +289,9 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             return self.readout_size
         if self.readout_type == "state":
             return self.hidden_size
-        return self.embedding_size if self.tie_word_embeddings else self.hidden_size
+        if self.readout_type == "deep" or self.tie_word_embeddings:
+            return self.embedding_size
+        return self.hidden_size
 
     # Validation
 
@@ -326,6 +336,7 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             "reverse_source",
             "residual",
             "input_feeding",
+            "context_gate",
         ):
             if not isinstance(getattr(self, name), bool):
                 self._reject(name, "allowed: True, False")
@@ -335,7 +346,7 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
                 self._reject(name, "allowed: a number from 0 to below 1")
         if not self.is_encoder_decoder:
             self._reject("is_encoder_decoder", "allowed: True")
-        for name in ("initializer_range", "monotonic_noise", "coverage_loss_weight"):
+        for name in ("initializer_range", "monotonic_noise", "coverage_loss_weight", "doubly_stochastic_weight"):
             value = getattr(self, name)
             if value is None and name == "initializer_range":
                 continue
@@ -399,6 +410,8 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             )
         if self.readout_type == "state" and self.readout_width != self.hidden_size:
             self._reject("readout_size", f"readout_type='state' reads hidden_size={self.hidden_size} values")
+        if self.readout_type == "deep" and self.readout_width != self.embedding_size:
+            self._reject("readout_size", f"readout_type='deep' adds to embedding_size={self.embedding_size} values")
         if self.bridge_type == "copy" and self.memory_size != self.hidden_size:
             self._reject(
                 "bridge_type",
@@ -472,6 +485,8 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             ("monotonic_chunk_size", 1),
             ("coverage_type", None),
             ("coverage_loss_weight", 0.0),
+            ("doubly_stochastic_weight", 0.0),
+            ("context_gate", False),
         ):
             if getattr(self, name) != default:
                 self._reject(name, f"attention_type='none' has no such thing; leave it at {default!r}")

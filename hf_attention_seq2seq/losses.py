@@ -39,6 +39,24 @@ def coverage_loss(per_step: Tensor, counted: Tensor, num_items_in_batch: Tensor 
     return _mean(torch.where(counted, per_step, 0.0).sum(), counted, num_items_in_batch)
 
 
+def doubly_stochastic_loss(
+    weights: Tensor, source_mask: Tensor, counted: Tensor, num_items_in_batch: Tensor | int | None = None
+) -> Tensor:
+    """
+    How far the attention that each source position gets in all is from 1, `sum_j (1 - sum_i a_ij)^2` (Xu 2015,
+    eq. 14), the mean of the heads, divided as the likelihood is.
+
+    Args:
+        weights: `(rows, heads, target_length, source_length)`.
+        source_mask: `(rows, source_length)` bool, true at source tokens.
+        counted: `(rows, target_length)` bool, true at target tokens.
+        num_items_in_batch: the divisor, as in `sequence_loss`.
+    """
+    received = torch.where(counted[:, None, :, None], weights, 0.0).sum(dim=2)
+    missing = torch.where(source_mask.unsqueeze(1), 1 - received, 0.0)
+    return _mean(missing.square().mean(dim=1).sum(), counted, num_items_in_batch)
+
+
 def _mean(total: Tensor, counted: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
     if num_items_in_batch is None:
         num_items_in_batch = counted.sum().clamp(min=1)

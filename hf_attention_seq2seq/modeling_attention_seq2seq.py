@@ -28,7 +28,7 @@ from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
 from .decoders import RecurrentDecoder
 from .encoders import EncoderOutput, RecurrentEncoder
 from .generation import RecurrentGenerationMixin
-from .losses import coverage_loss, sequence_loss, with_auxiliary_loss, with_scaled_gradient
+from .losses import coverage_loss, doubly_stochastic_loss, sequence_loss, with_auxiliary_loss, with_scaled_gradient
 from .monotonic import MonotonicAlignment
 from .scoring import Score
 
@@ -164,9 +164,11 @@ class AttentionSeq2SeqModelOutput(Seq2SeqModelOutput):
 
     Attributes:
         coverage_loss: `(rows, target_length)`, if the configuration has a `coverage_loss_weight`.
+        source_mask: `(rows, source_length)` bool, if the configuration has a `doubly_stochastic_weight`.
     """
 
     coverage_loss: Tensor | None = None
+    source_mask: Tensor | None = None
 
 
 class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
@@ -274,6 +276,7 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
         output_attentions = bool(first_given(output_attentions, self.config.output_attentions))
         return_dict = first_given(return_dict, self.config.return_dict, True)
         use_cache = first_given(use_cache, self.config.use_cache) and not self.training
+        source_mask = None
         cache = check_cache(past_key_values, cache)
 
         if encoder_outputs is None:
@@ -300,6 +303,8 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             mask = as_mask("attention_mask", mask, encoder_outputs.last_hidden_state)
             memory = self.decoder.prepare(encoder_outputs, mask)
             state = self.decoder.first_state(encoder_outputs, memory, rows)
+            if self.config.doubly_stochastic_weight:
+                source_mask = mask.repeat_interleave(rows // sentences, dim=0)
 
         mask = as_decoder_mask(decoder_attention_mask, rows, length, cache)
         decoded = self.decoder(embeddings, memory, state, mask, with_weights=output_attentions)
@@ -315,6 +320,7 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             encoder_last_hidden_state=encoder_outputs.last_hidden_state,
             encoder_hidden_states=encoder_outputs.hidden_states,
             coverage_loss=decoded.coverage_loss,
+            source_mask=source_mask,
             **{CACHE_NAME: cache if use_cache else None},
         )
         return output if return_dict else output.to_tuple()
@@ -441,9 +447,11 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             For the others see `AttentionSeq2SeqModel.forward`.
 
         Returns:
-            `loss`, the mean negative log-likelihood of the labels, plus the coverage loss if the configuration has
-            one; `logits` `(rows, target_length, target_vocab_size)`; the rest as `AttentionSeq2SeqModel.forward`.
+            `loss`, the mean negative log-likelihood of the labels, plus the losses that the configuration adds for the
+            attention (`coverage_loss_weight`, `doubly_stochastic_weight`); `logits` `(rows, target_length,
+            target_vocab_size)`; the rest as `AttentionSeq2SeqModel.forward`.
         """
+        wants_attentions = bool(first_given(output_attentions, self.config.output_attentions))
         return_dict = first_given(return_dict, self.config.return_dict, True)
         if labels is not None:
             check_labels(labels, self.lm_head.weight.shape[0], first_given(decoder_input_ids, decoder_inputs_embeds))
@@ -463,32 +471,46 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
-            output_attentions=output_attentions,
+            output_attentions=wants_attentions or bool(self.config.doubly_stochastic_weight),
             output_hidden_states=output_hidden_states,
             return_dict=True,
             cache=cache,
         )
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None if labels is None else sequence_loss(logits, labels, num_items_in_batch)
-        if outputs.coverage_loss is not None:
-            weight = self.config.coverage_loss_weight
+        if self.config.coverage_loss_weight or self.config.doubly_stochastic_weight:
             if labels is not None:
-                loss = loss + weight * coverage_loss(
-                    outputs.coverage_loss, labels != IGNORED_LABEL, num_items_in_batch
-                )
+                loss = loss + self._attention_loss(outputs, labels != IGNORED_LABEL, num_items_in_batch)
             elif self.training:
-                predicted = self._predicted_positions(decoder_input_ids, outputs.coverage_loss)
-                extra = weight * coverage_loss(outputs.coverage_loss, predicted, num_items_in_batch)
+                predicted = self._predicted_positions(decoder_input_ids, logits[..., 0])
+                extra = self._attention_loss(outputs, predicted, num_items_in_batch)
                 logits = with_auxiliary_loss(logits, extra, over_processes=num_items_in_batch is not None)
         if labels is None and self.training and num_items_in_batch is not None and not LABEL_SMOOTHER_COUNTS_ITEMS:
             # The Trainer takes the mean of this batch for a part of the mean of all accumulated ones.
             predicted = self._predicted_positions(decoder_input_ids, logits[..., 0])
             logits = with_scaled_gradient(logits, predicted.sum() / num_items_in_batch)
         passed_on = {
-            name: value for name, value in outputs.items() if name not in ("last_hidden_state", "coverage_loss")
+            name: value
+            for name, value in outputs.items()
+            if name not in ("last_hidden_state", "coverage_loss", "source_mask")
         }
+        if not wants_attentions:
+            passed_on.pop("cross_attentions", None)
         output = Seq2SeqLMOutput(loss=loss, logits=logits, **passed_on)
         return output if return_dict else output.to_tuple()
+
+    def _attention_loss(
+        self, outputs: AttentionSeq2SeqModelOutput, counted: Tensor, num_items_in_batch: Tensor | int | None
+    ) -> Tensor:
+        """What the configuration adds to the likelihood for the attention; `counted` as in `coverage_loss`."""
+        loss = outputs.last_hidden_state.new_zeros(())
+        if self.config.coverage_loss_weight:
+            loss = coverage_loss(outputs.coverage_loss, counted, num_items_in_batch) * self.config.coverage_loss_weight
+        if self.config.doubly_stochastic_weight:
+            weights, mask = outputs.cross_attentions[0], outputs.source_mask
+            extra = doubly_stochastic_loss(weights, mask, counted, num_items_in_batch)
+            loss = loss + self.config.doubly_stochastic_weight * extra
+        return loss
 
     def _predicted_positions(self, decoder_input_ids: Tensor | None, like: Tensor) -> Tensor:
         """

@@ -77,6 +77,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     # The same, section 3.2, with the window of section 4.1.
     "luong-2015-local-m": {**_LUONG_2015, "attention_type": "general", "attention_span": "local_m"},
     "luong-2015-local-p": {**_LUONG_2015, "attention_type": "general", "attention_span": "local_p"},
+    # Xu et al. 2015, "Show, Attend and Tell", sections 3.1.2 and 4.2, over tokens in place of image regions.
+    "xu-2015-soft": {
+        "rnn_type": "lstm",
+        "embedding_size": 512,
+        "hidden_size": 1000,
+        "encoder_hidden_size": 512,
+        "bridge_type": "mean",
+        "attention_type": "mlp",
+        "attention_size": 512,
+        "attention_query": "previous_state",
+        "context_gate": True,
+        "doubly_stochastic_weight": 1.0,
+        "readout_type": "deep",
+        "output_dropout": 0.5,
+    },
     # Chorowski et al. 2015, "Attention-Based Models for Speech Recognition", eq. 8 and 9, over tokens;
     # when it attends and what it writes out are as in Bahdanau 2014.
     "chorowski-2015-location-aware": {

@@ -45,6 +45,21 @@ class MaxoutReadout(nn.Module):
         return pairs.unflatten(-1, (-1, 2)).amax(dim=-1)
 
 
+class DeepReadout(nn.Module):
+    """
+    Deep output `E y + L_h s + L_z c` (Xu 2015, eq. 7), whose width is that of the embeddings; the output layer is the
+    paper's `L_o`.
+    """
+
+    def __init__(self, config: AttentionSeq2SeqConfig, context_size: int):
+        super().__init__()
+        self.projection = nn.Linear(config.hidden_size + context_size, config.embedding_size)
+
+    def forward(self, states: Tensor, contexts: Tensor, embeddings: Tensor) -> Tensor:
+        """See `AttentionalReadout.forward`."""
+        return embeddings + self.projection(torch.cat((states, contexts), dim=-1))
+
+
 class StateReadout(nn.Module):
     """The decoder state itself (Sutskever 2014)."""
 
@@ -56,4 +71,4 @@ class StateReadout(nn.Module):
         return states
 
 
-READOUTS = {"attentional": AttentionalReadout, "maxout": MaxoutReadout, "state": StateReadout}
+READOUTS = {"attentional": AttentionalReadout, "maxout": MaxoutReadout, "deep": DeepReadout, "state": StateReadout}

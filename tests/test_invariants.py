@@ -43,6 +43,7 @@ def frame_grid():
         case["encoder_layers"], case["decoder_layers"] = next(layers)
         case["residual"] = case["rnn_type"] != "gru"
         case["reverse_source"] = not case["encoder_bidirectional"]
+        case["context_gate"] = case["attention_type"] != "none" and case["rnn_type"] == "lstm"
         try:
             tiny_config(**case)
         except ValueError:

@@ -123,6 +123,45 @@ def test_cho_2014():
         check(logits, weights, expected)
 
 
+@torch.no_grad()
+def test_xu_2015_soft():
+    """The annotation vectors are the encoder states."""
+    model = preset_model("xu-2015-soft", embedding_size=5, hidden_size=4, encoder_hidden_size=6, attention_size=3)
+    encoder, decoder = model.get_encoder().layers.layers[0].rnn, model.get_decoder()
+    score, gate, cell = decoder.attention.score, decoder.attention.gate, decoder.layers[0].rnn
+    (init_h, init_c), deep = decoder.bridge.maps, decoder.readout.projection
+    for source, target, logits, weights in sentences(model):
+        forward, backward = [], []
+        state = (zeros(3), zeros(3))
+        for x in source:
+            state = lstm(encoder, x, state)
+            forward.append(state[0])
+        state = (zeros(3), zeros(3))
+        for x in reversed(source):
+            state = lstm(encoder, x, state, "_reverse")
+            backward.insert(0, state[0])
+        a = [torch.cat(pair) for pair in zip(forward, backward)]
+        mean = sum(a) / len(a)  # 3.1.2: the first state is predicted from the average annotation
+        h, c = torch.tanh(init_h.weight @ mean + init_h.bias), init_c.weight @ mean + init_c.bias
+        expected_logits, expected_weights = [], []
+        for y in target:
+            energies = [  # eq. 4
+                score.energy[0]
+                @ torch.tanh(
+                    score.query_projection.weight @ h + score.key_projection.weight @ a_i + score.key_projection.bias
+                )
+                for a_i in a
+            ]
+            alpha = torch.softmax(torch.stack(energies), 0)  # eq. 5
+            beta = torch.sigmoid(gate.weight @ h + gate.bias)  # 4.2.1
+            z = beta * sum(weight * a_i for weight, a_i in zip(alpha, a))  # eq. 13 and 4.2.1
+            h, c = lstm(cell, torch.cat((y, z)), (h, c))  # eq. 1 to 3
+            out = y + deep.weight @ torch.cat((h, z)) + deep.bias
+            expected_logits.append(model.lm_head.weight @ out + model.lm_head.bias)  # eq. 7
+            expected_weights.append(alpha)
+        check(logits, weights, expected_logits, expected_weights)
+
+
 def stacked_lstm(layers, inputs, states):
     """Every layer over every input; returns the top outputs and the last states."""
     tops = []

@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoToken
 
 from .cache import AttentionSeq2SeqCache
 from .configuration_attention_seq2seq import PRESETS, AttentionSeq2SeqConfig
+from .ensemble import AttentionSeq2SeqEnsemble
 from .modeling_attention_seq2seq import (
     AttentionSeq2SeqForConditionalGeneration,
     AttentionSeq2SeqModel,
@@ -41,6 +42,7 @@ __all__ = [
     "PRESETS",
     "AttentionSeq2SeqCache",
     "AttentionSeq2SeqConfig",
+    "AttentionSeq2SeqEnsemble",
     "AttentionSeq2SeqForConditionalGeneration",
     "AttentionSeq2SeqModel",
     "AttentionSeq2SeqPreTrainedModel",

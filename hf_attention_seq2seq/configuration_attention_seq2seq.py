@@ -111,8 +111,8 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             state alone.
         readout_size (`int`, *optional*): width of the readout vector; `None` means `embedding_size` for tied word
             embeddings and the deep readout, else `hidden_size`.
-        embedding_dropout, dropout, output_dropout (`float`): dropout on embeddings, between recurrent layers, and
-            on the readout vector.
+        embedding_dropout, dropout, memory_dropout, output_dropout (`float`): dropout on embeddings, between recurrent
+            layers, on the encoder states as attention sees them, and on the readout vector.
         initializer_range (`float`, *optional*): weights start uniform in `[-initializer_range, initializer_range]`;
             `None` means `sqrt(3 / inputs)` for each matrix, so that signals keep their size in narrow and wide models
             (LeCun 1998, section 4.6).
@@ -168,6 +168,7 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         readout_size: int | None = None,
         embedding_dropout: float = 0.0,
         dropout: float = 0.0,
+        memory_dropout: float = 0.0,
         output_dropout: float = 0.0,
         initializer_range: float | None = None,
         use_cache: bool = True,
@@ -219,6 +220,7 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         self.readout_size = readout_size
         self.embedding_dropout = embedding_dropout
         self.dropout = dropout
+        self.memory_dropout = memory_dropout
         self.output_dropout = output_dropout
         self.initializer_range = initializer_range
         self.use_cache = use_cache
@@ -340,7 +342,7 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         ):
             if not isinstance(getattr(self, name), bool):
                 self._reject(name, "allowed: True, False")
-        for name in ("embedding_dropout", "dropout", "output_dropout"):
+        for name in ("embedding_dropout", "dropout", "memory_dropout", "output_dropout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
                 self._reject(name, "allowed: a number from 0 to below 1")

@@ -51,6 +51,7 @@ class RecurrentDecoder(nn.Module):
     def __init__(self, config: AttentionSeq2SeqConfig):
         super().__init__()
         self.dropout = config.dropout
+        self.memory_dropout = config.memory_dropout
         self.output_dropout = config.output_dropout
         self.residual = config.residual
         self.input_feeding = config.input_feeding
@@ -77,7 +78,8 @@ class RecurrentDecoder(nn.Module):
     def prepare(self, encoder: EncoderOutput, mask: Tensor) -> PreparedMemory:
         """Projects the encoder states for attention, once a sentence. `mask`: `(batch, source_length)` bool."""
         summary = None if encoder.final_hidden is None else encoder.final_hidden[:, -1]
-        return self.attention.prepare(encoder.last_hidden_state, PaddingLayout.from_mask(mask), summary)
+        states = self._drop(encoder.last_hidden_state, self.memory_dropout)
+        return self.attention.prepare(states, PaddingLayout.from_mask(mask), summary)
 
     def first_state(self, encoder: EncoderOutput, memory: PreparedMemory, rows: int) -> DecoderState:
         """The state before the first token, for `rows` hypotheses which the sentences share evenly."""

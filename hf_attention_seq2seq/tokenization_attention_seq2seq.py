@@ -130,6 +130,7 @@ class AttentionSeq2SeqTokenizer(PreTrainedTokenizerFast):
         lowercase: bool = False,
         target_lowercase: bool | None = None,
         normalization: str | None = None,
+        target_normalization: str | None = "as source",
         special_tokens: Sequence[str] = (),
         **kwargs,
     ) -> "AttentionSeq2SeqTokenizer":
@@ -144,13 +145,16 @@ class AttentionSeq2SeqTokenizer(PreTrainedTokenizerFast):
           not seen, or for which the vocabulary has no room, are made of several code points; text of seen code points
           is decoded exactly.
 
+        - `"codepoint"`: single code points; with `normalization="NFD"`, marks and the letters of Hangul syllables.
+
         What was not seen becomes `<unk>`. Training is reproducible.
 
         Args:
             source (iterable of `str`): The source texts, read once.
             target (iterable of `str`, *optional*): The target texts. If given, the sides have separate vocabularies;
                 for a shared one chain both sides into `source`.
-            model (`str`, *optional*, defaults to `"bpe"`): The unit: `"bpe"`, `"unigram"`, `"word"` or `"char"`.
+            model (`str`, *optional*, defaults to `"bpe"`): The unit: `"bpe"`, `"unigram"`, `"word"`, `"char"` or
+                `"codepoint"`.
             vocab_size (`int`, *optional*, defaults to 8000): The most entries a vocabulary may have, special tokens
                 included; a small text gives fewer. All characters seen must fit, except with `"word"`, which keeps
                 the most frequent words.
@@ -163,7 +167,9 @@ class AttentionSeq2SeqTokenizer(PreTrainedTokenizerFast):
             lowercase (`bool`, *optional*, defaults to `False`): Whether to lower-case texts.
             target_lowercase (`bool`, *optional*): The same for the target side, by default `lowercase`.
             normalization (`str`, *optional*): The Unicode form to bring texts into: `"NFC"`, `"NFD"`, `"NFKC"` or
-                `"NFKD"`.
+                `"NFKD"`. `"NFD"` takes Hangul syllables apart into letters.
+            target_normalization (`str`, *optional*): The same for the target side, by default `normalization`; `None`
+                leaves it as it is.
             special_tokens (sequence of `str`, *optional*): More special tokens, such as language tags. They get the
                 ids from 4 on, on both sides.
             kwargs: For the constructor: `model_max_length`, `padding_side`, `truncation_side`, `split_special_tokens`,
@@ -177,6 +183,8 @@ class AttentionSeq2SeqTokenizer(PreTrainedTokenizerFast):
             raise TypeError(f"unknown options {unknown}; allowed beside the named ones are {CONSTRUCTOR_OPTIONS}")
         target_options = {"model": target_model, "vocab_size": target_vocab_size, "lowercase": target_lowercase}
         given = {name: value for name, value in target_options.items() if value is not None}
+        if target_normalization != "as source":
+            given["normalization"] = target_normalization
         if target is None and given:
             raise ValueError(f"target_{'/target_'.join(given)} given without target; allowed only with target texts")
 

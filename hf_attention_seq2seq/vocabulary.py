@@ -126,11 +126,19 @@ def _char(training: VocabularyTraining) -> tuple[Tokenizer, trainers.Trainer]:
     return backend, training.bpe_trainer()
 
 
+def _codepoint(training: VocabularyTraining) -> tuple[Tokenizer, trainers.Trainer]:
+    """Code points, so that letters and marks (or with NFD the letters of a Hangul syllable) are tokens of their own."""
+    backend, trainer = _char(training)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    return backend, trainer
+
+
 UNITS: dict[str, Callable[[VocabularyTraining], tuple[Tokenizer, trainers.Trainer]]] = {
     "bpe": _bpe,
     "unigram": _unigram,
     "word": _word,
     "char": _char,
+    "codepoint": _codepoint,
 }
 
 

@@ -1,0 +1,334 @@
+"""
+From raw files to a scored model with a card, by a recipe.
+
+    python -m training.train training/recipes/multi30k.yaml [--field value ...]
+    accelerate launch --num_processes 2 -m training.train RECIPE.yaml [--field value ...]
+
+The same command continues a run that was interrupted. `--do_train false` scores the model that is there again;
+`--predict_file sources.txt --predict_output translations.txt` translates a file, one source a line.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import Dataset, IterableDataset
+from transformers import (
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    EarlyStoppingCallback,
+    set_seed,
+)
+
+from hf_attention_seq2seq import (
+    AttentionSeq2SeqEnsemble,
+    AttentionSeq2SeqForConditionalGeneration,
+    AttentionSeq2SeqTokenizer,
+    TranslationPipeline,
+    plot_alignment,
+)
+
+from .arguments import Recipe, parse_recipe
+from .averaging import WeightAverageCallback, average_checkpoints, last_checkpoints
+
+from .card import describe_machine, write_model_card
+from .data import TextData, load_text_data
+from .launch import start_missing_processes
+from .trainer import RecipeTrainer, SamplesCallback, newest_complete_checkpoint
+
+RECIPE_FILE = "recipe.yaml"
+# What may differ when an interrupted run is continued: it does not change the training that is already done.
+FREE_FIELDS = {
+    *(
+        "do_train",
+        "do_eval",
+        "do_predict",
+        "resume_from_checkpoint",
+        "save_total_limit",
+        "disable_tqdm",
+        "report_to",
+        "use_cpu",
+    ),
+    *("num_train_epochs", "max_steps", "logging_steps", "per_device_eval_batch_size", "early_stopping_patience"),
+    *("data_dir", "test_file", "test_target_file", "max_test_rows", "dataloader_num_workers", "output_dir"),
+}
+
+
+def make_tokenizer(recipe: Recipe, data: TextData) -> AttentionSeq2SeqTokenizer:
+    """Trains the tokenizer on the training rows; with `model_name_or_path`, loads that model's."""
+    if recipe.model.model_name_or_path is not None:
+        return AutoTokenizer.from_pretrained(recipe.model.model_name_or_path)
+    arguments = recipe.tokenizer
+    units = [{"phone": "word"}.get(unit, unit) for unit in (arguments.source_unit, arguments.target_unit)]
+    rows = (
+        list(islice(data.train, arguments.tokenizer_rows)) if isinstance(data.train, IterableDataset) else data.train
+    )
+    sources, targets = ([row[side] for row in rows] for side in ("source", "target"))
+    options = {
+        "model": units[0],
+        "vocab_size": arguments.vocab_size,
+        "min_frequency": arguments.min_frequency,
+        "lowercase": arguments.lowercase,
+        "normalization": arguments.source_normalization,
+        "special_tokens": data.tags,
+    }
+    if arguments.shared_vocabulary:
+        return AttentionSeq2SeqTokenizer.train_from_iterator(chain(sources, targets), **options)
+    return AttentionSeq2SeqTokenizer.train_from_iterator(
+        sources,
+        targets,
+        target_model=units[1],
+        target_vocab_size=arguments.target_vocab_size,
+        target_normalization=arguments.target_normalization,
+        **options,
+    )
+
+
+def make_model(recipe: Recipe, tokenizer: AttentionSeq2SeqTokenizer) -> AttentionSeq2SeqForConditionalGeneration:
+    """A new model, or the one of `model_name_or_path`; beam search as the recipe wants it is its default."""
+    if recipe.model.model_name_or_path is not None:
+        model = AttentionSeq2SeqForConditionalGeneration.from_pretrained(recipe.model.model_name_or_path)
+    else:
+        target_size = tokenizer.target_vocab_size if tokenizer.separate_vocabs else None
+        model = AttentionSeq2SeqForConditionalGeneration(
+            recipe.configuration(vocab_size=len(tokenizer), decoder_vocab_size=target_size)
+        )
+    generation = model.generation_config
+    generation.num_beams = recipe.evaluation.num_beams
+    generation.length_penalty = recipe.evaluation.length_penalty
+    generation.max_length = recipe.evaluation.max_new_tokens + 1
+    if generation.num_beams > 1:
+        generation.early_stopping = False
+    return model
+
+
+def encode(data: Dataset | IterableDataset, tokenizer: AttentionSeq2SeqTokenizer) -> Dataset | IterableDataset:
+    """Adds `input_ids`, `attention_mask` and `labels` (of the first reference); rows with references go by length."""
+    is_scored = "references" in data.column_names
+
+    def to_tokens(batch: dict[str, list]) -> dict[str, list]:
+        targets = [references[0] for references in batch["references"]] if is_scored else batch["target"]
+        return dict(tokenizer(batch["source"], text_target=targets))
+
+    if isinstance(data, IterableDataset):
+        return data.map(to_tokens, batched=True, remove_columns=["source", "target", "group"])
+    encoded = Dataset.from_dict({**data[:], **to_tokens(data[:])})
+    if is_scored:  # sentences of like length together need least padding
+        encoded = encoded.add_column("row", range(len(encoded)))
+        order = sorted(range(len(encoded)), key=[len(ids) for ids in encoded["input_ids"]].__getitem__)
+        encoded = Dataset.from_dict(encoded[order])
+    return encoded
+
+
+def check_recipe_of_run(recipe: Recipe, folder: Path) -> None:
+    """A run that is continued must have been started by the same recipe. Raises `ValueError`."""
+    path = folder / RECIPE_FILE
+    if not path.exists():
+        return
+    before = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    for section in ("data", "tokenizer", "model", "training"):
+        old, new = before.get(section, {}), recipe.given[section]
+        for name in sorted({*old, *new} - FREE_FIELDS):
+            if str(old.get(name)) != str(new.get(name)):
+                raise ValueError(
+                    f"{folder} holds a run with {name}={old.get(name)!r}, and now it is {new.get(name)!r}. Give the "
+                    "run a folder of its own with --output_dir, or start again with --resume_from_checkpoint none."
+                )
+
+
+def train(recipe: Recipe, data: TextData) -> tuple[RecipeTrainer, float]:
+    """Trains, or continues, and saves; returns the trainer and the minutes that the whole training took."""
+    arguments, evaluation = recipe.training, recipe.evaluation
+    folder = Path(arguments.output_dir)
+    if data.train is None:
+        raise ValueError("There is no training data: give train_file or dataset_name, or --do_train false.")
+    checkpoint = arguments.resume_from_checkpoint
+    if checkpoint == "auto":
+        check_recipe_of_run(recipe, folder)
+        with arguments.main_process_first():
+            checkpoint = newest_complete_checkpoint(folder)
+    if checkpoint in ("none", None):
+        checkpoint = None
+    elif checkpoint is not None:
+        print(f"continuing from {checkpoint}", flush=True)
+    tokenizer = make_tokenizer(recipe, data)
+    model = make_model(recipe, tokenizer)
+    if arguments.should_save:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
+    print(f"{model.num_parameters():,} parameters", flush=True)
+    trainer = make_trainer(recipe, data, model, tokenizer)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    minutes = trainer.minutes
+    if evaluation.average_last:
+        checkpoints = last_checkpoints(folder, evaluation.average_last)
+        if trainer.is_world_process_zero():
+            average_checkpoints(checkpoints, folder / "averaged")
+        trainer.accelerator.wait_for_everyone()
+        model.load_state_dict(
+            AttentionSeq2SeqForConditionalGeneration.from_pretrained(folder / "averaged").state_dict()
+        )
+    trainer.save_model()
+    trainer.save_state()
+    return trainer, minutes
+
+
+def make_trainer(recipe: Recipe, data: TextData, model, tokenizer: AttentionSeq2SeqTokenizer) -> RecipeTrainer:
+    """The trainer of a recipe, with its callbacks."""
+    arguments, evaluation = recipe.training, recipe.evaluation
+    validation = None if data.validation is None else encode(data.validation, tokenizer)
+    average = None
+    if arguments.weight_average_decay is not None:
+        average = WeightAverageCallback(arguments.weight_average_decay)
+    trainer = RecipeTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=None if data.train is None else encode(data.train, tokenizer),
+        eval_dataset=validation,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        processing_class=tokenizer,
+        metric_names=evaluation.metrics,
+        metric_options={"bleu_tokenize": evaluation.bleu_tokenize},
+        weight_average=average,
+    )
+    if arguments.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(arguments.early_stopping_patience))
+    if validation is not None and evaluation.samples:
+        trainer.add_callback(SamplesCallback(tokenizer, data.validation[: evaluation.samples]["source"]))
+    return trainer
+
+
+def score(recipe: Recipe, data: TextData, trainer: RecipeTrainer) -> dict[str, dict[str, Any]]:
+    """Translates the test sets with beam search; writes `predictions.NAME.txt` and returns the figures by set."""
+    evaluation, folder = recipe.evaluation, Path(recipe.training.output_dir)
+    results = {}
+    for name, test in data.tests.items():
+        encoded = encode(test, trainer.processing_class)
+        started = time.time()
+        output = trainer.predict(
+            encoded,
+            metric_key_prefix=name,
+            num_beams=evaluation.num_beams,
+            length_penalty=evaluation.length_penalty,
+            max_new_tokens=evaluation.max_new_tokens,
+        )
+        figures = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
+        timings = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+        results[name] = {key: value for key, value in figures.items() if key not in timings}
+        results[name]["seconds"] = round(time.time() - started, 1)
+        if trainer.is_world_process_zero():
+            texts = dict(zip(encoded["row"], trainer.texts(output.predictions)))
+            lines = (texts[row].replace("\n", " ") for row in range(len(encoded)))
+            (folder / f"predictions.{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return results
+
+
+def predict_file(recipe: Recipe, model, tokenizer: AttentionSeq2SeqTokenizer) -> None:
+    """Translates `predict_file`, line by line; an empty line gives an empty line."""
+    evaluation = recipe.evaluation
+    sources = Path(evaluation.predict_file).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    translate = TranslationPipeline(model=model, tokenizer=tokenizer, device=recipe.training.device)
+    filled = [source for source in sources if source.strip()]
+    outputs = translate(
+        filled, batch_size=recipe.training.per_device_eval_batch_size, max_new_tokens=evaluation.max_new_tokens
+    )
+    texts = iter(output["translation_text"] for output in outputs)
+    lines = [next(texts) if source.strip() else "" for source in sources]
+    if evaluation.predict_output is None:
+        print("\n".join(lines))
+    else:
+        Path(evaluation.predict_output).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_card(
+    recipe: Recipe, data: TextData, trainer: RecipeTrainer, results: dict, minutes: float, command: str
+) -> None:
+    """The model card with the figures, examples and one alignment picture."""
+    folder = Path(recipe.training.output_dir)
+    evaluation, model = recipe.evaluation, trainer.accelerator.unwrap_model(trainer.model)
+    translate = TranslationPipeline(model=model, tokenizer=trainer.processing_class, device=model.device)
+    model.eval()
+    shown = next(iter(data.tests.values()), data.validation)
+    sources = [] if shown is None else shown[:3]["source"]
+    picture = None
+    examples = []
+    if sources:
+        attends = model.config.attention_type != "none"
+        outputs = translate(list(sources), return_alignments=attends)
+        examples = [(source, output["translation_text"]) for source, output in zip(sources, outputs)]
+        if attends:
+            picture = "alignment.png"
+            plot_alignment(outputs[0]["alignment"], folder / picture)
+    write_model_card(
+        folder,
+        title=evaluation.title or folder.name,
+        recipe_text=recipe.to_yaml(),
+        config=model.config,
+        results=results,
+        languages=evaluation.source_language,
+        license=evaluation.license,
+        datasets=evaluation.data_name,
+        examples=examples,
+        alignment_picture=picture,
+        command=command,
+        minutes=minutes,
+        machine=describe_machine(),
+        limitations=evaluation.limitations,
+    )
+
+
+def run(recipe: Recipe, data: TextData, command: str) -> dict[str, dict[str, Any]]:
+    """Does what the recipe asks for; returns the figures of the test sets."""
+    arguments = recipe.training
+    folder = Path(arguments.output_dir)
+    set_seed(arguments.seed)
+    for sentence in data.report:
+        print(sentence, flush=True)
+    results_file = folder / "results.json"
+    known = json.loads(results_file.read_text()) if results_file.exists() else {}
+    if arguments.do_train:
+        trainer, minutes = train(recipe, data)
+    else:
+        if not (folder / "config.json").exists():
+            raise ValueError(f"There is no trained model in {folder}; train first, or give --output_dir.")
+        minutes = known.get("training_minutes", 0.0)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AttentionSeq2SeqForConditionalGeneration.from_pretrained(folder)
+        trainer = make_trainer(recipe, data, model, tokenizer)
+    if recipe.evaluation.ensemble:
+        folders = [folder, *recipe.evaluation.ensemble]
+        trainer.model = AttentionSeq2SeqEnsemble.from_pretrained(folders).to(arguments.device)
+    results = score(recipe, data, trainer) if arguments.do_predict and data.tests else {}
+    if results and trainer.is_world_process_zero():
+        report = {"training_minutes": round(minutes, 1), **results}
+        results_file.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(json.dumps(report, indent=2, ensure_ascii=False), flush=True)
+        if not recipe.evaluation.ensemble:
+            write_card(recipe, data, trainer, results, minutes, command)
+    if recipe.evaluation.predict_file is not None and trainer.is_world_process_zero():
+        predict_file(recipe, trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class)
+    return results
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if start_missing_processes("training.train", arguments):
+        return
+    try:
+        recipe = parse_recipe(arguments)
+        data = load_text_data(recipe.data)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    run(recipe, data, shlex.join(["python", "-m", "training.train", *arguments]))
+
+
+if __name__ == "__main__":
+    main()

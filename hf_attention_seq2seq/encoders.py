@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from transformers.modeling_outputs import ModelOutput
 
 from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
@@ -54,10 +53,7 @@ class EncoderOutput(ModelOutput):
 
 class RecurrentEncoder(nn.Module):
     """
-    A stack of recurrent layers over packed sentences.
-
-    Packing makes every sentence's result independent of padding: the backward direction starts at the sentence's own
-    last token, and no step is spent on padding.
+    A stack of recurrent layers over sentences of different lengths; no result depends on padding.
     """
 
     def __init__(self, config: AttentionSeq2SeqConfig):
@@ -83,41 +79,29 @@ class RecurrentEncoder(nn.Module):
             mask: `(batch, source_length)` bool, true at tokens.
         """
         layout = PaddingLayout.from_mask(mask, reverse=self.reverse)
-        has_tokens = (layout.lengths > 0).to(embeddings.device) if layout.has_empty_rows else None
-        # A sentence without tokens is packed as one token of padding; what comes of it is set to zero.
-        packed = pack_padded_sequence(
-            layout.compact(embeddings), layout.lengths.clamp(min=1), batch_first=True, enforce_sorted=False
-        )
+        has_tokens = (layout.lengths > 0).to(embeddings.device)[:, None, None] if layout.has_empty_rows else None
+        # A sentence without tokens is read as one token of padding; what comes of it is set to zero.
+        lengths = layout.lengths.clamp(min=1)
 
-        def unpack(sequences: PackedSequence) -> Tensor:
-            padded = pad_packed_sequence(sequences, batch_first=True, total_length=embeddings.shape[1])[0]
-            if has_tokens is not None:
-                padded = torch.where(has_tokens[:, None, None], padded, 0.0)
-            return layout.restore(padded)
+        def without_empty(tensor: Tensor) -> Tensor:
+            return tensor if has_tokens is None else torch.where(has_tokens, tensor, 0.0)
 
+        states = layout.compact(embeddings)
         finals, hidden_states = [], [embeddings]
         for index, layer in enumerate(self.layers):
-            inputs = packed
-            if index > 0 and self.dropout:
-                inputs = _replace_data(inputs, F.dropout(inputs.data, self.dropout, self.training))
-            packed, final = layer(inputs)
+            inputs = F.dropout(states, self.dropout, self.training) if index > 0 and self.dropout else states
+            states, final = layer(inputs, lengths=lengths)
             if self.residual and index > 0:
-                packed = _replace_data(packed, packed.data + inputs.data)
+                states = states + inputs
             finals.append(final)
-            if output_hidden_states and index < len(self.layers) - 1:
-                hidden_states.append(unpack(packed))
-        memory = unpack(packed)
-        by_tensor = [torch.stack(layers, dim=1) for layers in zip(*finals)]  # hidden, then cell
-        if has_tokens is not None:
-            by_tensor = [torch.where(has_tokens[:, None, None], tensor, 0.0) for tensor in by_tensor]
+            if output_hidden_states:
+                hidden_states.append(layout.restore(without_empty(states)))
+        memory = layout.restore(without_empty(states))
+        by_tensor = [without_empty(torch.stack(layers, dim=1)) for layers in zip(*finals)]  # hidden, then cell
         return EncoderOutput(
             last_hidden_state=memory,
             final_hidden=by_tensor[0],
             final_cell=by_tensor[1] if len(by_tensor) > 1 else None,
-            hidden_states=(*hidden_states, memory) if output_hidden_states else None,
+            hidden_states=tuple(hidden_states) if output_hidden_states else None,
             attention_mask=mask,
         )
-
-
-def _replace_data(packed: PackedSequence, data: Tensor) -> PackedSequence:
-    return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)

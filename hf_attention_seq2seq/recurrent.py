@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 
-class _Stepping:
+class _Extended:
     """
-    A recurrent module of torch that can also take a single step with its cell.
+    A recurrent module of torch that can also take a single step with its cell, and read sentences of many lengths.
 
-    The step is a call of the module that has the weights, so that hooks on it (offloading, say) work.
+    Both are calls of the module that has the weights, so that hooks on it (offloading, say) work. Sentences are
+    packed: no step is spent on padding, and the backward direction starts at a sentence's own end.
     """
 
-    def forward(self, inputs, state=None, step: bool = False):
-        if not step:
+    def forward(self, inputs, state=None, step: bool = False, lengths: Tensor | None = None):
+        if step:
+            weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
+            return type(self).cell(inputs, state, *weights)
+        if lengths is None:
             return super().forward(inputs, state)
-        return type(self).cell(inputs, state, self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
+        packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
+        outputs, last = super().forward(packed)
+        return pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])[0], last
 
 
-class _LSTM(_Stepping, nn.LSTM):
+class _LSTM(_Extended, nn.LSTM):
     cell = staticmethod(torch.lstm_cell)
 
 
-class _GRU(_Stepping, nn.GRU):
+class _GRU(_Extended, nn.GRU):
     cell = staticmethod(torch.gru_cell)
 
 
-class _RNN(_Stepping, nn.RNN):
+class _RNN(_Extended, nn.RNN):
     cell = staticmethod(torch.rnn_tanh_cell)
 
 
@@ -49,21 +55,23 @@ class RecurrentLayer(nn.Module):
         self.rnn = _MODULES[rnn_type](input_size, hidden_size, batch_first=True, bidirectional=bidirectional)
 
     def forward(
-        self, inputs: Tensor | PackedSequence, state: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
+        self, inputs: Tensor, state: tuple[Tensor, ...] | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """
         Args:
-            inputs: `(batch, length, input_size)`, or packed sentences.
+            inputs: `(batch, length, input_size)`.
             state: the first state of a unidirectional layer; zeros if not given.
+            lengths: `(batch,)` int64 on the CPU, from 1 up: where each sentence ends, in place of a state. No result
+                depends on what stands behind, and the backward direction starts at a sentence's own end.
 
         Returns:
-            the hidden states `(batch, length, directions * hidden_size)`, packed if the inputs were, and the last
+            the hidden states `(batch, length, directions * hidden_size)`, zero behind a sentence's end, and the last
             state of each sentence.
         """
         if state is not None:
             state = tuple(tensor.unsqueeze(0).contiguous() for tensor in state)
             state = state if len(state) > 1 else state[0]
-        outputs, last = self.rnn(inputs, state)
+        outputs, last = self.rnn(inputs, state, lengths=lengths)
         last = last if isinstance(last, tuple) else (last,)
         return outputs, tuple(tensor.transpose(0, 1).flatten(1) for tensor in last)
 

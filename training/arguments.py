@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import yaml
+from accelerate.utils import parse_flag_from_env
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from hf_attention_seq2seq import PRESETS, AttentionSeq2SeqConfig
@@ -67,6 +68,9 @@ class EvaluationArguments:
     num_beams: int = field(default=5, metadata={"help": "beam width for test sets and predictions"})
     length_penalty: float = field(default=1.0, metadata={"help": "exponent of the length in beam search"})
     max_new_tokens: int = field(default=200, metadata={"help": "longest output in tokens"})
+    length_buckets: list[int] = field(
+        default_factory=list, metadata={"help": "figures also by source words: below 10, 10 to 12, ... for 10 13 ..."}
+    )
     average_last: int = field(
         default=0, metadata={"help": "after training, average the weights of so many last checkpoints"}
     )
@@ -132,7 +136,7 @@ class RecipeTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(
                 f"early_stopping_patience={self.early_stopping_patience} needs a metric_for_best_model to go by"
             )
-        if not torch.accelerator.is_available():
+        if not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU"):
             self.use_cpu = True
         if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             self.ddp_backend = "gloo"

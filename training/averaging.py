@@ -13,6 +13,7 @@ import contextlib
 import json
 import re
 import shutil
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 AVERAGES_NAME = "averages.safetensors"
+STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # what `torch.save` writes: zip files
 # What a checkpoint has besides configuration, tokenizer and generation settings: weights and states of the training.
-NOT_COPIED = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "trainer_state.json")
+NOT_COPIED = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", TRAINER_STATE_NAME)
 
 
 def average_checkpoints(folders: Sequence[str | Path], output_folder: str | Path) -> None:
@@ -69,25 +72,41 @@ def last_checkpoints(output_dir: str | Path, number: int) -> list[Path]:
     """
     The newest complete `checkpoint-STEP` folders of a training, at most `number`, in the order of their steps.
 
-    Complete are those whose `trainer_state.json` and safetensors files can be read.
-
     Raises:
         ValueError: `number` is below 1.
     """
     if number < 1:
         raise ValueError(f"number={number} is not possible; allowed: an integer from 1 up.")
-    steps = {folder: re.fullmatch(r"checkpoint-(\d+)", folder.name) for folder in Path(output_dir).iterdir()}
-    in_order = sorted((folder for folder, step in steps.items() if step), key=lambda folder: int(steps[folder][1]))
-    return [folder for folder in in_order if _is_complete(folder)][-number:]
+    return [folder for folder in checkpoints(output_dir) if is_complete(folder)][-number:]
 
 
-def _is_complete(folder: Path) -> bool:
+def checkpoints(output_dir: str | Path) -> list[Path]:
+    """The `checkpoint-STEP` folders of a training in the order of their steps, complete or not."""
+    folders = Path(output_dir).glob("checkpoint-*")
+    numbered = [folder for folder in folders if folder.is_dir() and re.fullmatch(r"checkpoint-\d+", folder.name)]
+    return sorted(numbered, key=step_of)
+
+
+def step_of(checkpoint: str | Path) -> int:
+    """STEP of a folder `checkpoint-STEP`."""
+    return int(Path(checkpoint).name.removeprefix("checkpoint-"))
+
+
+def is_complete(checkpoint: str | Path, to_continue: bool = False) -> bool:
+    """
+    Whether a checkpoint was written to its end: the Trainer writes `trainer_state.json` last, so that can be read, and
+    nothing that is there besides is cut off. With `to_continue`, everything must be there that a training needs.
+    """
+    folder = Path(checkpoint)
     try:
-        json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+        json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
         _open_weights(folder)
     except (OSError, ValueError, SafetensorError):
         return False
-    return True
+    states = {pattern: list(folder.glob(pattern)) for pattern in STATES}
+    if to_continue and not all(states.values()):
+        return False
+    return all(zipfile.is_zipfile(file) for files in states.values() for file in files)
 
 
 def _open_weights(folder: Path) -> dict[str, safe_open]:

@@ -33,12 +33,16 @@ def with_own_words(
     decoder = model.get_decoder()
     memory = decoder.prepare(encoded, encoded.attention_mask)
     state = decoder.first_state(encoded, memory, len(given))
+    ends = model.config.eos_token_id
+    never = [model.config.pad_token_id, *(ends if isinstance(ends, list) else [ends])]  # a sentence goes on behind it
     chosen = [given[:, 0]]
     for step in range(1, given.shape[1]):
         embeddings = model.get_decoder_input_embeddings()(chosen[-1].unsqueeze(1))
         output = decoder(embeddings, memory, state, with_weights=False)
         state = output.state
-        own = torch.multinomial(torch.softmax(model.lm_head(output.readouts[:, 0]).float(), dim=-1), 1).squeeze(1)
+        logits = model.lm_head(output.readouts[:, 0]).float()
+        logits[:, never] = -torch.inf
+        own = torch.multinomial(torch.softmax(logits, dim=-1), 1).squeeze(1)
         gold = given[:, step]
         replaced = (torch.rand(gold.shape, device=gold.device) < probability) & (gold != model.config.pad_token_id)
         chosen.append(torch.where(replaced, own, gold))

@@ -10,7 +10,9 @@ The same command continues a run that was interrupted. `--do_train false` scores
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 import shlex
 import sys
 import time
@@ -41,7 +43,7 @@ from .averaging import WeightAverageCallback, average_checkpoints, last_checkpoi
 from .card import describe_machine, write_model_card
 from .data import TextData, load_text_data
 from .launch import start_missing_processes
-from .trainer import RecipeTrainer, SamplesCallback, newest_complete_checkpoint
+from .trainer import RecipeTrainer, SamplesCallback, checkpoint_to_continue
 
 RECIPE_FILE = "recipe.yaml"
 # What may differ when an interrupted run is continued: it does not change the training that is already done.
@@ -118,7 +120,8 @@ def encode(data: Dataset | IterableDataset, tokenizer: AttentionSeq2SeqTokenizer
         return dict(tokenizer(batch["source"], text_target=targets))
 
     if isinstance(data, IterableDataset):
-        return data.map(to_tokens, batched=True, remove_columns=["source", "target", "group"])
+        # Without an end: the Trainer finds its place in a stream again by the number of steps, not of passes.
+        return data.map(to_tokens, batched=True, remove_columns=["source", "target", "group"]).repeat(None)
     encoded = Dataset.from_dict({**data[:], **to_tokens(data[:])})
     if is_scored:  # sentences of like length together need least padding
         encoded = encoded.add_column("row", range(len(encoded)))
@@ -127,15 +130,25 @@ def encode(data: Dataset | IterableDataset, tokenizer: AttentionSeq2SeqTokenizer
     return encoded
 
 
-def check_recipe_of_run(recipe: Recipe, folder: Path) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that is never seen half written."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def check_recipe_of_run(recipe: Recipe) -> None:
     """A run that is continued must have been started by the same recipe. Raises `ValueError`."""
+    folder = Path(recipe.training.output_dir)
     path = folder / RECIPE_FILE
+    # Each worker reads its part of a stream.
+    free = FREE_FIELDS - {"dataloader_num_workers"} if recipe.data.streaming else FREE_FIELDS
     if not path.exists():
         return
     before = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     for section in ("data", "tokenizer", "model", "training"):
         old, new = before.get(section, {}), recipe.given[section]
-        for name in sorted({*old, *new} - FREE_FIELDS):
+        for name in sorted({*old, *new} - free):
             if str(old.get(name)) != str(new.get(name)):
                 raise ValueError(
                     f"{folder} holds a run with {name}={old.get(name)!r}, and now it is {new.get(name)!r}. Give the "
@@ -149,23 +162,26 @@ def train(recipe: Recipe, data: TextData) -> tuple[RecipeTrainer, float]:
     folder = Path(arguments.output_dir)
     if data.train is None:
         raise ValueError("There is no training data: give train_file or dataset_name, or --do_train false.")
-    checkpoint = arguments.resume_from_checkpoint
-    if checkpoint == "auto":
-        check_recipe_of_run(recipe, folder)
-        with arguments.main_process_first():
-            checkpoint = newest_complete_checkpoint(folder)
-    if checkpoint in ("none", None):
-        checkpoint = None
-    elif checkpoint is not None:
+    if isinstance(data.train, IterableDataset) and "epoch" in (arguments.eval_strategy, arguments.save_strategy):
+        raise ValueError(
+            f"eval_strategy={arguments.eval_strategy.value!r} and save_strategy={arguments.save_strategy.value!r}: "
+            "streamed training data have no epochs; allowed are steps and no."
+        )
+    with arguments.main_process_first():
+        checkpoint = checkpoint_to_continue(folder, arguments.resume_from_checkpoint)
+    if checkpoint is None:
+        tokenizer = make_tokenizer(recipe, data)
+    else:
         print(f"continuing from {checkpoint}", flush=True)
-    tokenizer = make_tokenizer(recipe, data)
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = make_model(recipe, tokenizer)
+    generation = copy.deepcopy(model.generation_config)
     if arguments.should_save:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
+        write_whole(folder / RECIPE_FILE, recipe.to_yaml())
     print(f"{model.num_parameters():,} parameters", flush=True)
     trainer = make_trainer(recipe, data, model, tokenizer)
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     minutes = trainer.minutes
     if evaluation.average_last:
         checkpoints = last_checkpoints(folder, evaluation.average_last)
@@ -175,6 +191,7 @@ def train(recipe: Recipe, data: TextData) -> tuple[RecipeTrainer, float]:
         model.load_state_dict(
             AttentionSeq2SeqForConditionalGeneration.from_pretrained(folder / "averaged").state_dict()
         )
+    model.generation_config = generation  # evaluations have filled it with the library's defaults
     trainer.save_model()
     trainer.save_state()
     return trainer, minutes
@@ -208,43 +225,69 @@ def make_trainer(recipe: Recipe, data: TextData, model, tokenizer: AttentionSeq2
 def score(recipe: Recipe, data: TextData, trainer: RecipeTrainer) -> dict[str, dict[str, Any]]:
     """Translates the test sets with beam search; writes `predictions.NAME.txt` and returns the figures by set."""
     evaluation, folder = recipe.evaluation, Path(recipe.training.output_dir)
+    search = {
+        "num_beams": evaluation.num_beams,
+        "length_penalty": evaluation.length_penalty,
+        "max_new_tokens": evaluation.max_new_tokens,
+    }
     results = {}
     for name, test in data.tests.items():
-        encoded = encode(test, trainer.processing_class)
         started = time.time()
-        output = trainer.predict(
-            encoded,
-            metric_key_prefix=name,
-            num_beams=evaluation.num_beams,
-            length_penalty=evaluation.length_penalty,
-            max_new_tokens=evaluation.max_new_tokens,
-        )
-        figures = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
-        timings = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-        results[name] = {key: value for key, value in figures.items() if key not in timings}
-        results[name]["seconds"] = round(time.time() - started, 1)
+        if evaluation.ensemble:
+            model = AttentionSeq2SeqEnsemble.from_pretrained([folder, *evaluation.ensemble])
+            texts, figures = translate(recipe, model, trainer.processing_class, test["source"]), {}
+        else:
+            encoded = encode(test, trainer.processing_class)
+            output = trainer.predict(encoded, metric_key_prefix=name, **search)
+            by_row = dict(zip(encoded["row"], trainer.texts(output.predictions)))
+            texts, figures = [by_row[row] for row in range(len(test))], {"loss": output.metrics[f"{name}_loss"]}
+        figures |= trainer.measure(texts, test)
+        if evaluation.length_buckets:
+            figures |= by_length(trainer, texts, test, evaluation.length_buckets)
+        figures["seconds"] = round(time.time() - started, 1)
+        results[name] = figures
         if trainer.is_world_process_zero():
-            texts = dict(zip(encoded["row"], trainer.texts(output.predictions)))
-            lines = (texts[row].replace("\n", " ") for row in range(len(encoded)))
+            lines = (text.replace("\n", " ") for text in texts)
             (folder / f"predictions.{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return results
 
 
+def by_length(trainer: RecipeTrainer, texts: list[str], test: Dataset, limits: list[int]) -> dict[str, float]:
+    """The figures of the sentences with fewer source words than each limit (and at least the limit before)."""
+    figures = {}
+    lengths = [len(source.split()) for source in test["source"]]
+    for low, high in zip([0, *limits], [*limits, None]):
+        rows = [row for row, length in enumerate(lengths) if low <= length and (high is None or length < high)]
+        if rows:
+            bucket = f"{low} words and more" if high is None else f"{low} to {high - 1} words"
+            measured = trainer.measure([texts[row] for row in rows], test.select(rows))
+            figures |= {f"{name} ({bucket})": value for name, value in measured.items() if isinstance(value, float)}
+    return figures
+
+
+def translate(recipe: Recipe, model, tokenizer: AttentionSeq2SeqTokenizer, sources: list[str]) -> list[str]:
+    """Texts for texts, as the recipe searches."""
+    evaluation = recipe.evaluation
+    pipeline = TranslationPipeline(model=model, tokenizer=tokenizer, device=recipe.training.device)
+    outputs = pipeline(
+        list(sources),
+        batch_size=recipe.training.per_device_eval_batch_size,
+        num_beams=evaluation.num_beams,
+        length_penalty=evaluation.length_penalty,
+        max_new_tokens=evaluation.max_new_tokens,
+    )
+    return [output["translation_text"].strip() for output in outputs]
+
+
 def predict_file(recipe: Recipe, model, tokenizer: AttentionSeq2SeqTokenizer) -> None:
     """Translates `predict_file`, line by line; an empty line gives an empty line."""
-    evaluation = recipe.evaluation
-    sources = Path(evaluation.predict_file).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    translate = TranslationPipeline(model=model, tokenizer=tokenizer, device=recipe.training.device)
-    filled = [source for source in sources if source.strip()]
-    outputs = translate(
-        filled, batch_size=recipe.training.per_device_eval_batch_size, max_new_tokens=evaluation.max_new_tokens
-    )
-    texts = iter(output["translation_text"] for output in outputs)
+    sources = Path(recipe.evaluation.predict_file).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    texts = iter(translate(recipe, model, tokenizer, [source for source in sources if source.strip()]))
     lines = [next(texts) if source.strip() else "" for source in sources]
-    if evaluation.predict_output is None:
+    if recipe.evaluation.predict_output is None:
         print("\n".join(lines))
     else:
-        Path(evaluation.predict_output).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        Path(recipe.evaluation.predict_output).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def write_card(
@@ -271,7 +314,10 @@ def write_card(
         title=evaluation.title or folder.name,
         recipe_text=recipe.to_yaml(),
         config=model.config,
-        results=results,
+        results={
+            name: {figure: value for figure, value in figures.items() if figure not in ("loss", "seconds")}
+            for name, figures in results.items()
+        },
         languages=evaluation.source_language,
         license=evaluation.license,
         datasets=evaluation.data_name,
@@ -302,13 +348,10 @@ def run(recipe: Recipe, data: TextData, command: str) -> dict[str, dict[str, Any
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AttentionSeq2SeqForConditionalGeneration.from_pretrained(folder)
         trainer = make_trainer(recipe, data, model, tokenizer)
-    if recipe.evaluation.ensemble:
-        folders = [folder, *recipe.evaluation.ensemble]
-        trainer.model = AttentionSeq2SeqEnsemble.from_pretrained(folders).to(arguments.device)
     results = score(recipe, data, trainer) if arguments.do_predict and data.tests else {}
     if results and trainer.is_world_process_zero():
         report = {"training_minutes": round(minutes, 1), **results}
-        results_file.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_whole(results_file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         print(json.dumps(report, indent=2, ensure_ascii=False), flush=True)
         if not recipe.evaluation.ensemble:
             write_card(recipe, data, trainer, results, minutes, command)
@@ -324,6 +367,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     try:
         recipe = parse_recipe(arguments)
+        if recipe.training.do_train and recipe.training.resume_from_checkpoint == "auto":
+            check_recipe_of_run(recipe)
         data = load_text_data(recipe.data)
     except ValueError as error:
         sys.exit(f"error: {error}")

@@ -2,52 +2,104 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from transformers import EvalPrediction, PreTrainedModel, Seq2SeqTrainer, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
+import torch
+from datasets import Dataset
+from torch.utils.data import Sampler, SequentialSampler
+from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, Seq2SeqTrainer, TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hf_attention_seq2seq import AttentionSeq2SeqTokenizer, TranslationPipeline, plot_alignment
 
-from .averaging import WeightAverageCallback
+from .arguments import RecipeTrainingArguments
+from .averaging import WeightAverageCallback, checkpoints, is_complete, step_of
 from .metrics import compute_metrics
 from .scheduled_sampling import with_own_words
 
 CLOCK_FILE = "clock.json"
 
 
-def is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint was written to its end: the Trainer writes `trainer_state.json` last."""
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text())
-        for weights in checkpoint.glob("*.safetensors"):
-            with safe_open(weights, "pt"):
-                pass
-    except (OSError, ValueError, SafetensorError):
-        return False
-    return True
-
-
-def newest_complete_checkpoint(output_dir: str | Path) -> str | None:
+def checkpoint_to_continue(output_dir: str | Path, wanted: str | None = "auto") -> Path | None:
     """
-    The checkpoint to continue from.
+    The checkpoint that a training starts from; all others in `output_dir` that are incomplete or not of its past are
+    removed, so that nothing can take them for checkpoints of this training.
 
-    Those that a kill left incomplete are removed, so that neither the Trainer nor its rotation can take them for
-    checkpoints.
+    Args:
+        wanted: "auto" for the newest complete one, "none" or `None` for none, or a folder.
+
+    Raises:
+        ValueError: `wanted` is a folder but no complete checkpoint.
     """
-    while Path(output_dir).is_dir() and (newest := get_last_checkpoint(str(output_dir))) is not None:
-        if is_complete(Path(newest)):
-            return newest
-        shutil.rmtree(newest)
-    return None
+    there = checkpoints(output_dir)
+    complete = [folder for folder in there if is_complete(folder, to_continue=True)]
+    if wanted == "auto":
+        start = complete[-1] if complete else None
+    else:
+        start = None if wanted in ("none", None) else Path(wanted)
+        if start is not None and not is_complete(start, to_continue=True):
+            raise ValueError(f"resume_from_checkpoint={wanted!r} is not a complete checkpoint.")
+    is_ours = start is not None and start.resolve() in [folder.resolve() for folder in there]
+    for folder in there:
+        if not (is_ours and folder in complete and step_of(folder) <= step_of(start)):
+            remove_checkpoint(folder)
+    return start
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Removes a checkpoint, which is incomplete from the first moment on."""
+    (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class NothingLeft(Exception):
+    """The training that is continued has already come to its end."""
+
+
+class EndCallback(TrainerCallback):
+    """The Trainer itself would do one step too many where a checkpoint is that of the last step."""
+
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
+        """
+        Raises:
+            NothingLeft: all steps are done, or early stopping has ended the training.
+        """
+        waited, patience = _waited(state.stateful_callbacks), args.early_stopping_patience
+        if state.global_step >= state.max_steps or (patience is not None and waited >= max(patience, 1)):
+            raise NothingLeft
+
+
+def _waited(states: dict[str, dict]) -> int:
+    """How many evaluations early stopping has seen since the best one."""
+    stopping = states.get(EarlyStoppingCallback.__name__, {"attributes": {}})
+    return stopping["attributes"].get("early_stopping_patience_counter", 0)
+
+
+class GroupedByLength(LengthGroupedSampler):
+    """
+    Rows of like length together, in an order that depends on `seed` and the epoch alone: it is the same in all
+    processes, which share it out, and again the same where a training is continued.
+    """
+
+    def __init__(self, batch_size: int, lengths: list[int], seed: int, epoch: Callable[[], int]):
+        super().__init__(batch_size, lengths=lengths)
+        self.seed = seed
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator = torch.Generator().manual_seed(self.seed + self.epoch())
+        return super().__iter__()
 
 
 class RecipeTrainer(Seq2SeqTrainer):
@@ -63,7 +115,8 @@ class RecipeTrainer(Seq2SeqTrainer):
 
     def __init__(
         self,
-        *args,
+        *,
+        args: RecipeTrainingArguments,
         metric_names: list[str] = (),
         metric_options: dict[str, Any] | None = None,
         weight_average: WeightAverageCallback | None = None,
@@ -77,7 +130,11 @@ class RecipeTrainer(Seq2SeqTrainer):
         self._seconds_before = 0.0
         self._started = time.time()
         compute = self._text_metrics if self.metric_names else None
-        super().__init__(*args, compute_metrics=compute, **kwargs)
+        self._kept_checkpoints = args.save_total_limit
+        args = copy.copy(args)
+        args.save_total_limit = None  # the Trainer goes by the times of folders, which a kill or a copy changes
+        super().__init__(args=args, compute_metrics=compute, **kwargs)
+        self.add_callback(EndCallback())
         if weight_average is not None:
             self.add_callback(weight_average)
 
@@ -91,13 +148,16 @@ class RecipeTrainer(Seq2SeqTrainer):
 
     def _text_metrics(self, prediction: EvalPrediction) -> dict[str, Any]:
         tokens = prediction.predictions
-        tokens = tokens[0] if isinstance(tokens, tuple) else tokens
-        groups = self._scored["group"]
+        return self.measure(self.texts(tokens[0] if isinstance(tokens, tuple) else tokens), self._scored)
+
+    def measure(self, texts: list[str], scored: Dataset) -> dict[str, Any]:
+        """The figures of texts, one for each row of `scored`."""
+        groups = list(scored["group"])
         return compute_metrics(
             self.metric_names,
-            self.texts(tokens),
-            list(self._scored["references"]),
-            list(groups) if any(groups) else None,
+            texts,
+            list(scored["references"]),
+            groups if any(groups) else None,
             **self.metric_options,
         )
 
@@ -116,6 +176,25 @@ class RecipeTrainer(Seq2SeqTrainer):
     def log(self, logs: dict[str, Any], *args, **kwargs) -> None:
         """See `Trainer.log`; signatures are for the report only."""
         super().log({name: value for name, value in logs.items() if not isinstance(value, str)}, *args, **kwargs)
+
+    # The order of rows
+
+    def _get_train_sampler(self, *args) -> Sampler | None:
+        sampler = super()._get_train_sampler(*args)
+        if isinstance(sampler, LengthGroupedSampler):  # its own order comes from the random numbers of each process
+            batch_size = sampler.batch_size * self.args.world_size
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            sampler = GroupedByLength(batch_size, sampler.lengths, seed, lambda: int(self.state.epoch or 0))
+        return sampler
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
+        """In order: the library's own would group by length here too, and outputs would not stand by their rows."""
+        return SequentialSampler(eval_dataset)
+
+    def evaluation_loop(self, *args, **kwargs):
+        """See `Trainer.evaluation_loop`; without the rows that only fill up the last batch of several processes."""
+        self.gather_function = self.accelerator.gather_for_metrics
+        return super().evaluation_loop(*args, **kwargs)
 
     # Training
 
@@ -150,35 +229,69 @@ class RecipeTrainer(Seq2SeqTrainer):
         finally:
             self._averages_in_use = False
 
+    # Checkpoints
+
     def _save_checkpoint(self, model, trial) -> None:
         """The averages go first: `trainer_state.json`, which the Trainer writes last, says that all is there."""
         if self.args.should_save:
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
             folder.mkdir(parents=True, exist_ok=True)
             (folder / CLOCK_FILE).write_text(json.dumps(60 * self.minutes))
             if self.weight_average is not None:
                 self.weight_average.save(folder)
         super()._save_checkpoint(model, trial)
+        self._remove_old_checkpoints()
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()  # each process writes its own, and then one writes the last file
+
+    def _remove_old_checkpoints(self) -> None:
+        best = self.state.best_model_checkpoint
+        if self.args.should_save and self._kept_checkpoints:
+            for folder in checkpoints(self.args.output_dir)[: -self._kept_checkpoints]:
+                if best is None or folder.resolve() != Path(best).resolve():
+                    remove_checkpoint(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        clock = Path(resume_from_checkpoint, CLOCK_FILE)
+        self._continued = Path(resume_from_checkpoint)
+        clock = self._continued / CLOCK_FILE
         self._seconds_before = json.loads(clock.read_text()) if clock.exists() else 0.0
         if self.weight_average is not None:
             self.weight_average.load(resume_from_checkpoint)
+
+    def _load_callback_state(self) -> None:
+        """What the Trainer calls when it has read its state: early stopping has waited, and folders may have moved."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback):
+                callback.early_stopping_patience_counter = _waited(self.state.stateful_callbacks)
+                self.state.stateful_callbacks.setdefault(EarlyStoppingCallback.__name__, callback.state())
+        best = TrainerState.load_from_json(self._continued / TRAINER_STATE_NAME).best_model_checkpoint
+        if best is not None:
+            best = self._continued.with_name(Path(best).name)
+            if self.args.load_best_model_at_end and not is_complete(best):
+                raise ValueError(f"The best checkpoint before {self._continued}, {best}, is not there or not complete.")
+            self.state.best_model_checkpoint = str(best)
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
         if self.weight_average is not None and self.state.best_model_checkpoint is not None:
             self.weight_average.load(self.state.best_model_checkpoint)
 
-    def train(self, *args, **kwargs):
-        """See `Trainer.train`; afterwards the model has the averaged weights."""
+    def train(self, *args, **kwargs) -> None:
+        """See `Trainer.train`; afterwards the model has the averaged weights. A training at its end is left there."""
         self._started = time.time()
-        output = super().train(*args, **kwargs)
+        try:
+            super().train(*args, **kwargs)
+        except NothingLeft:
+            self.is_in_train = False
+            self._remove_old_checkpoints()
+            if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+                self._load_best_model()
+            self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.weight_average is not None:
             self.weight_average.use_averages(self.accelerator.unwrap_model(self.model))
-        return output
 
 
 class SamplesCallback(TrainerCallback):

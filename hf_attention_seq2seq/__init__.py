@@ -14,6 +14,7 @@ from .modeling_attention_seq2seq import (
     AttentionSeq2SeqModel,
     AttentionSeq2SeqPreTrainedModel,
 )
+from .penalties import beam_penalties
 from .pipelines import (
     SummarizationPipeline,
     Text2TextGenerationPipeline,
@@ -51,6 +52,7 @@ __all__ = [
     "SummarizationPipeline",
     "Text2TextGenerationPipeline",
     "TranslationPipeline",
+    "beam_penalties",
     "plot_alignment",
     "register",
     "register_score",

@@ -48,6 +48,11 @@ class PreparedMemory:
         """Number of sentences."""
         return self.mask.shape[0]
 
+    @property
+    def source_mask(self) -> Tensor:
+        """`(batch, source)` bool: true at tokens, where they stand in the padded input."""
+        return self.mask if self.order is None else torch.zeros_like(self.mask).scatter(1, self.order, self.mask)
+
     def select(self, indices: Tensor) -> PreparedMemory:
         """The sentences `indices`, `(rows,)` int64."""
         tensors = {name: value for name, value in vars(self).items() if value is not None}

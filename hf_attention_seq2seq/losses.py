@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .checks import IGNORED_LABEL
 
 
-def sequence_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+CHUNK = 1 << 21  # logits that `linear_cross_entropy` holds at a time, 8 MB in fp32
+
+
+def sequence_loss(
+    logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None = None, label_smoothing: float = 0.0
+) -> Tensor:
     """
     Mean negative log-likelihood in fp32.
 
@@ -17,14 +23,91 @@ def sequence_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | i
         logits: `(batch, target_length, vocabulary)`.
         labels: `(batch, target_length)` int64, -100 where there is nothing to predict.
         num_items_in_batch: the divisor; the number of labels other than -100 if not given.
+        label_smoothing: this part of the probability is expected evenly over the vocabulary (Szegedy 2016).
 
     Returns:
         a scalar, 0 for a batch without labels.
     """
     total = F.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten().long(), ignore_index=IGNORED_LABEL, reduction="sum"
+        logits.flatten(0, 1).float(),
+        labels.flatten().long(),
+        ignore_index=IGNORED_LABEL,
+        reduction="sum",
+        label_smoothing=label_smoothing,
     )
     return _mean(total, labels != IGNORED_LABEL, num_items_in_batch)
+
+
+def linear_sequence_loss(
+    states: Tensor,
+    output_layer: nn.Linear,
+    labels: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """
+    `sequence_loss` of `output_layer(states)`, which never holds more than a part of the logits: nothing is computed
+    for ignored labels, and gradients are taken at once, part by part.
+
+    Args:
+        states: `(batch, target_length, size)`.
+        output_layer: from `size` to the vocabulary.
+        labels, num_items_in_batch, label_smoothing: see `sequence_loss`.
+    """
+    counted = labels != IGNORED_LABEL
+    total = _LinearCrossEntropy.apply(
+        states[counted], output_layer.weight, output_layer.bias, labels[counted].long(), label_smoothing
+    )
+    return _mean(total, counted, num_items_in_batch)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Summed cross-entropy of a linear layer; its gradients are made in the forward pass, where the logits are."""
+
+    @staticmethod
+    def forward(ctx, states: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        total = torch.zeros((), dtype=torch.promote_types(states.dtype, torch.float32), device=states.device)
+        states_gradient = torch.empty_like(states) if needs_states else None
+        weight_gradient = torch.zeros_like(weight) if needs_weight else None
+        bias_gradient = torch.zeros_like(bias) if needs_bias else None
+        if torch.is_autocast_enabled(states.device.type):
+            dtype = torch.get_autocast_dtype(states.device.type)
+        else:
+            dtype = weight.dtype
+        matrix = weight.to(dtype)
+        rows = max(CHUNK // weight.shape[0], 1)
+        for start in range(0, len(states), rows):
+            part = states[start : start + rows].to(dtype)
+            label = labels[start : start + rows, None]
+            logits = torch.addmm(bias.to(dtype), part, matrix.T).to(total.dtype)
+            normalizer = logits.logsumexp(dim=1, keepdim=True)
+            losses = normalizer - (1 - smoothing) * logits.gather(1, label)
+            if smoothing:
+                losses = losses - smoothing * logits.mean(dim=1, keepdim=True)
+            total += losses.sum()
+            if not any((needs_states, needs_weight, needs_bias)):
+                continue
+            # d loss / d logits: the softmax less what was expected
+            gradient = logits.sub_(normalizer).exp_()
+            if smoothing:
+                gradient -= smoothing / weight.shape[0]
+            gradient.scatter_add_(1, label, gradient.new_full(label.shape, smoothing - 1))
+            if needs_bias:
+                bias_gradient += gradient.sum(dim=0)
+            gradient = gradient.to(dtype)
+            if needs_states:
+                states_gradient[start : start + rows] = gradient @ matrix
+            if needs_weight:
+                weight_gradient.addmm_(gradient.T.to(weight.dtype), part.to(weight.dtype))
+        ctx.save_for_backward(states_gradient, weight_gradient, bias_gradient)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor):
+        scaled = (None if saved is None else saved * gradient.to(saved.dtype) for saved in ctx.saved_tensors)
+        return (*scaled, None, None)
 
 
 def coverage_loss(per_step: Tensor, counted: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:

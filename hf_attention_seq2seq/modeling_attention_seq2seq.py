@@ -28,7 +28,14 @@ from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
 from .decoders import RecurrentDecoder
 from .encoders import EncoderOutput, RecurrentEncoder
 from .generation import RecurrentGenerationMixin
-from .losses import coverage_loss, doubly_stochastic_loss, sequence_loss, with_auxiliary_loss, with_scaled_gradient
+from .losses import (
+    coverage_loss,
+    doubly_stochastic_loss,
+    linear_sequence_loss,
+    sequence_loss,
+    with_auxiliary_loss,
+    with_scaled_gradient,
+)
 from .monotonic import MonotonicAlignment
 from .scoring import Score
 
@@ -435,6 +442,8 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        label_smoothing: float = 0.0,
+        output_logits: bool = True,
         cache: AttentionSeq2SeqCache | None = None,
     ) -> Seq2SeqLMOutput | tuple:
         """
@@ -443,6 +452,9 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
                 `decoder_input_ids`, those are the labels shifted to the right behind `decoder_start_token_id`.
             num_items_in_batch: divide the summed loss by this number of labels (of all accumulated and parallel
                 batches) in place of this batch's own.
+            label_smoothing: this part of each label's probability is expected evenly over the vocabulary.
+            output_logits: with `False` the output has a loss only, which takes less memory and time: nothing is
+                computed for ignored labels, and only a part of the logits at a time.
 
             For the others see `AttentionSeq2SeqModel.forward`.
 
@@ -451,6 +463,8 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             attention (`coverage_loss_weight`, `doubly_stochastic_weight`); `logits` `(rows, target_length,
             target_vocab_size)`; the rest as `AttentionSeq2SeqModel.forward`.
         """
+        if labels is None and not output_logits:
+            raise ValueError("output_logits=False leaves nothing to compute without labels.")
         wants_attentions = bool(first_given(output_attentions, self.config.output_attentions))
         return_dict = first_given(return_dict, self.config.return_dict, True)
         if labels is not None:
@@ -476,8 +490,14 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             return_dict=True,
             cache=cache,
         )
-        logits = self.lm_head(outputs.last_hidden_state)
-        loss = None if labels is None else sequence_loss(logits, labels, num_items_in_batch)
+        states, logits, loss = outputs.last_hidden_state, None, None
+        output_logits = output_logits or type(self.lm_head) is not nn.Linear  # an adapter, say, has its own forward
+        if output_logits:
+            logits = self.lm_head(states)
+        if labels is not None and output_logits:
+            loss = sequence_loss(logits, labels, num_items_in_batch, label_smoothing)
+        elif labels is not None:
+            loss = linear_sequence_loss(states, self.lm_head, labels, num_items_in_batch, label_smoothing)
         if self.config.coverage_loss_weight or self.config.doubly_stochastic_weight:
             if labels is not None:
                 loss = loss + self._attention_loss(outputs, labels != IGNORED_LABEL, num_items_in_batch)

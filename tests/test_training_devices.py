@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from training.launch import launch_options
 from training.train import main as train
+from training.trainer import GroupedByLength
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "training" / "accelerate"
@@ -36,6 +37,7 @@ MODELS = {
     "monotonic_chunks": {"attention_selection": "monotonic", "monotonic_noise": 0.0, "monotonic_chunk_size": 3},
     "smoothed": {"label_smoothing_factor": 0.1},
     "smoothed_coverage": {**COVERAGE, "label_smoothing_factor": 0.1},
+    "streamed": {"streaming": True, "max_steps": 10},
     "accumulated": {"gradient_accumulation_steps": 2},
     "accumulated_smoothed_coverage": {**COVERAGE, "label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2},
 }
@@ -107,15 +109,15 @@ def assert_same_training(one, two):
         ("python /bin/accelerate launch --num_processes=3 --cpu -m training.train", (3, 1, None)),
         ("python /bin/accelerate-launch --num-processes 4 -m training.train", (4, 1, None)),
         ("python -m accelerate.commands.launch --num_processes 2 --main_process_port 5 -m x", (2, 1, 5)),
-        (f"python -m accelerate.commands.launch --config_file {CONFIGS / 'cpu.yaml'} -m x", (2, 1, None)),
-        (f"accelerate launch --config_file {CONFIGS / 'cpu.yaml'} --num_processes 3 -m x", (3, 1, None)),
+        ("python -m accelerate.commands.launch --config_file CONFIGS/cpu.yaml -m x", (2, 1, None)),
+        ("accelerate launch --config_file CONFIGS/cpu.yaml --num_processes 3 -m x", (3, 1, None)),
         ("accelerate launch --num_machines 2 --num_processes 4 --main_process_ip h -m x", (4, 2, None)),
         ("accelerate launch --cpu -m x --num_processes 7", (1, 1, None)),
         ("bash -c run", None),
     ],
 )
 def test_what_a_command_asks_for(command, expected):
-    assert launch_options(command.split()) == expected
+    assert launch_options(command.replace("CONFIGS", str(CONFIGS)).split()) == expected
 
 
 def test_every_file_of_options_is_one_that_accelerate_reads():
@@ -123,6 +125,19 @@ def test_every_file_of_options_is_one_that_accelerate_reads():
 
     kinds = {path.stem: load_config_from_file(str(path)).distributed_type for path in CONFIGS.glob("*.yaml")}
     assert kinds == {"cpu": "MULTI_CPU", "ddp": "MULTI_GPU", "fsdp2": "FSDP"}
+
+
+# Rows
+
+
+def test_the_order_by_length_is_that_of_the_epoch_in_every_process():
+    lengths = [1 + 7 * row % 13 for row in range(100)]
+    orders = []
+    for epoch in (0, 1, 1):
+        torch.manual_seed(len(orders))  # what processes have drawn differs
+        orders.append(list(GroupedByLength(4, lengths, 5, lambda epoch=epoch: epoch)))
+    assert orders[0] != orders[1] == orders[2]
+    assert all(sorted(order) == list(range(100)) for order in orders)
 
 
 # The same as in one process
@@ -133,7 +148,9 @@ def test_two_processes_do_what_one_does(recipe, tmp_path):
     fields = {**MODELS["accumulated_smoothed_coverage"], "per_device_eval_batch_size": 2}
     train(words_of(recipe, tmp_path / "one", per_device_train_batch_size=BATCH // 2, **fields))
     words = words_of(recipe, tmp_path / "two", per_device_train_batch_size=BATCH // 4, **fields)
-    output = launch("accelerate.commands.accelerate_cli", "launch", "--num_processes", 2, "-m", "training.train", *words)
+    output = launch(
+        "accelerate.commands.accelerate_cli", "launch", "--num_processes", 2, "-m", "training.train", *words
+    )
     assert_same_training(tmp_path / "one", tmp_path / "two")
     assert output.count('"training_minutes"') == 1
     results = [json.loads((tmp_path / name / "results.json").read_text())["test"] for name in ("one", "two")]
@@ -147,6 +164,7 @@ def test_two_processes_do_what_one_does(recipe, tmp_path):
     assert {path.name for path in (tmp_path / "one").iterdir()} == {path.name for path in (tmp_path / "two").iterdir()}
 
 
+@pytest.mark.slow
 def test_by_a_file_of_options_a_trained_model_is_scored(recipe, tmp_path):
     train(words_of(recipe, tmp_path, **QUIET))
     words = words_of(recipe, tmp_path, do_train=False, per_device_eval_batch_size=2)
@@ -158,19 +176,73 @@ def test_by_a_file_of_options_a_trained_model_is_scored(recipe, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_model_trains_the_same(recipe, tmp_path):
+def test_every_model_trains_the_same_in_two_processes(recipe, models, tmp_path):
+    train_in_two("torch.distributed.run", ["--standalone", "--nproc_per_node", 2], recipe, tmp_path, models)
+
+
+@pytest.mark.slow
+def test_every_model_trains_the_same_with_its_weights_shared_out(recipe, models, tmp_path):
+    """FSDP2, of which accelerate thinks that it needs GPUs."""
+    launcher = "accelerate.commands.launch"
+    train_in_two(launcher, ["--config_file", CONFIGS / "fsdp2.yaml"], recipe, tmp_path, models)
+
+
+@pytest.mark.slow
+def test_with_shared_weights_everything_else_works(recipe, tmp_path):
+    """Validation by generation, the best checkpoint, a checkpoint to continue from, averaging, test set and card."""
+    fields = {"metric_for_best_model": "loss", "lr_scheduler_type": "constant", "per_device_eval_batch_size": 4}
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(words_of(recipe, one, per_device_train_batch_size=BATCH, num_train_epochs=3, average_last=2, **fields))
+    fields["per_device_train_batch_size"] = BATCH // 2
+    jobs = [words_of(recipe, two, num_train_epochs=1, **fields)]
+    jobs += [words_of(recipe, two, num_train_epochs=3, average_last=2, **fields)]
+    options = ["--config_file", CONFIGS / "fsdp2.yaml", "-m", __name__]
+    assert "continuing from" in launch("accelerate.commands.launch", *options, json.dumps(jobs))
+    assert_same_training(one, two)
+    assert (one / "predictions.test.txt").read_text() == (two / "predictions.test.txt").read_text()
+    assert (two / "README.md").exists()
+
+
+@pytest.fixture(scope="module")
+def models(recipe, tmp_path_factory):
+    """Where the models are that one process has trained."""
+    folder = tmp_path_factory.mktemp("one")
+    for name, fields in MODELS.items():
+        batch = BATCH // fields.get("gradient_accumulation_steps", 1)
+        train(words_of(recipe, folder / name, per_device_train_batch_size=batch, **fields, **QUIET))
+    return folder
+
+
+def train_in_two(launcher, options, recipe, folder, models):
     jobs = []
     for name, fields in MODELS.items():
-        parts = fields.get("gradient_accumulation_steps", 1)
-        fields = {**fields, **QUIET, "ddp_find_unused_parameters": False}
-        train(words_of(recipe, tmp_path / "one" / name, per_device_train_batch_size=BATCH // parts, **fields))
-        jobs.append(words_of(recipe, tmp_path / "two" / name, per_device_train_batch_size=BATCH // parts // 2, **fields))
-    launch("torch.distributed.run", "--standalone", "--nproc_per_node", 2, "-m", __name__, json.dumps(jobs))
+        batch = BATCH // 2 // fields.get("gradient_accumulation_steps", 1)
+        jobs.append(words_of(recipe, folder / name, per_device_train_batch_size=batch, **fields, **QUIET))
+    launch(launcher, *options, "-m", __name__, json.dumps(jobs))
     for name in MODELS:
-        assert_same_training(tmp_path / "one" / name, tmp_path / "two" / name)
+        assert_same_training(models / name, folder / name)
+
+
+def shard_on_cpus():
+    """Accelerate leaves FSDP out where there are no accelerators: here it must not."""
+    from accelerate import DistributedType
+    from accelerate.state import AcceleratorState, PartialState
+
+    initialize = AcceleratorState.__init__
+
+    def initialize_as_if_there_were_any(self, *args, **kwargs):
+        state = PartialState(cpu=True, backend="gloo")
+        if state.distributed_type == DistributedType.MULTI_CPU:
+            state.distributed_type = DistributedType.MULTI_GPU
+        initialize(self, *args, **kwargs)
+        assert self.is_fsdp2
+
+    AcceleratorState.__init__ = initialize_as_if_there_were_any
 
 
 if __name__ == "__main__":
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        shard_on_cpus()
     for job in json.loads(sys.argv[1]):
         train(job)
         assert torch.distributed.get_world_size() == 2

@@ -19,7 +19,7 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 from hf_attention_seq2seq import PRESETS, AttentionSeq2SeqConfig
 
 from .data import DataArguments
-from .metrics import greater_is_better
+from .metrics import METRICS, greater_is_better
 
 UNITS = ("char", "codepoint", "phone", "word", "bpe", "unigram")
 # Fields of the configuration that the tokenizer or the task decides.
@@ -84,6 +84,11 @@ class EvaluationArguments:
     data_name: list[str] = field(default_factory=list, metadata={"help": "names of the data for the card"})
     limitations: str = field(default="", metadata={"help": "what the card says about limits"})
 
+    def __post_init__(self):
+        for name in self.metrics:
+            if name not in METRICS:
+                raise ValueError(f"metrics: {name!r} is unknown; allowed: {', '.join(METRICS)}")
+
 
 @dataclass
 class RecipeTrainingArguments(Seq2SeqTrainingArguments):
@@ -140,7 +145,8 @@ class RecipeTrainingArguments(Seq2SeqTrainingArguments):
             self.use_cpu = True
         if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             self.ddp_backend = "gloo"
-        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", f"{self.output_dir}/tensorboard")
+        if self.accelerator_config is None:  # each process reads streamed data itself: batches differ in length
+            self.accelerator_config = {"dispatch_batches": False}
         super().__post_init__()
 
 
@@ -245,8 +251,10 @@ def parse_recipe(arguments: list[str]) -> Recipe:
         words.append(f"--{name}")
         values = value if isinstance(value, list) else [value]
         words += [json.dumps(item) if isinstance(item, dict) else str(item) for item in values]
-    parts = parser.parse_args_into_dataclasses(args=words)
-    return Recipe(*parts, given=given)
+    recipe = Recipe(*parser.parse_args_into_dataclasses(args=words), given=given)
+    if recipe.model.model_name_or_path is None:
+        recipe.configuration()  # so that what is not possible is told before any data are read
+    return recipe
 
 
 def _read_sections(path: Path) -> dict[str, dict[str, Any]]:

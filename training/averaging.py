@@ -26,7 +26,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 AVERAGES_NAME = "averages.safetensors"
-STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # what `torch.save` writes: zip files
+STATES = ("optimizer.*", "scheduler.pt", "rng_state*.pth")  # what `torch.save` writes: zip files
 # What a checkpoint has besides configuration, tokenizer and generation settings: weights and states of the training.
 NOT_COPIED = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", TRAINER_STATE_NAME)
 

@@ -28,6 +28,8 @@ from transformers import (
     EarlyStoppingCallback,
     set_seed,
 )
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer_utils import IntervalStrategy
 
 from hf_attention_seq2seq import (
     AttentionSeq2SeqEnsemble,
@@ -122,12 +124,16 @@ def encode(data: Dataset | IterableDataset, tokenizer: AttentionSeq2SeqTokenizer
     if isinstance(data, IterableDataset):
         # Without an end: the Trainer finds its place in a stream again by the number of steps, not of passes.
         return data.map(to_tokens, batched=True, remove_columns=["source", "target", "group"]).repeat(None)
-    encoded = Dataset.from_dict({**data[:], **to_tokens(data[:])})
-    if is_scored:  # sentences of like length together need least padding
-        encoded = encoded.add_column("row", range(len(encoded)))
-        order = sorted(range(len(encoded)), key=[len(ids) for ids in encoded["input_ids"]].__getitem__)
-        encoded = Dataset.from_dict(encoded[order])
-    return encoded
+    columns = {**data[:], **to_tokens(data[:])}
+    # Sentences of like length together need least padding: by the source, and then by the target.
+    columns["length"] = [
+        1000 * len(ids) + min(len(labels), 999) for ids, labels in zip(columns["input_ids"], columns["labels"])
+    ]
+    if is_scored:
+        columns["row"] = list(range(len(data)))
+        order = sorted(columns["row"], key=columns["length"].__getitem__)
+        columns = {name: [values[row] for row in order] for name, values in columns.items()}
+    return Dataset.from_dict(columns)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -162,11 +168,13 @@ def train(recipe: Recipe, data: TextData) -> tuple[RecipeTrainer, float]:
     folder = Path(arguments.output_dir)
     if data.train is None:
         raise ValueError("There is no training data: give train_file or dataset_name, or --do_train false.")
-    if isinstance(data.train, IterableDataset) and "epoch" in (arguments.eval_strategy, arguments.save_strategy):
-        raise ValueError(
-            f"eval_strategy={arguments.eval_strategy.value!r} and save_strategy={arguments.save_strategy.value!r}: "
-            "streamed training data have no epochs; allowed are steps and no."
-        )
+    if isinstance(data.train, IterableDataset):
+        arguments.group_by_length = False  # no lengths are known; transformers 4 would stop here
+        if "epoch" in (arguments.eval_strategy, arguments.save_strategy):
+            raise ValueError(
+                f"eval_strategy={arguments.eval_strategy.value!r} and save_strategy={arguments.save_strategy.value!r}: "
+                "streamed training data have no epochs; allowed are steps and no."
+            )
     with arguments.main_process_first():
         checkpoint = checkpoint_to_continue(folder, arguments.resume_from_checkpoint)
     if checkpoint is None:
@@ -182,7 +190,7 @@ def train(recipe: Recipe, data: TextData) -> tuple[RecipeTrainer, float]:
     print(f"{model.num_parameters():,} parameters", flush=True)
     trainer = make_trainer(recipe, data, model, tokenizer)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    minutes = trainer.minutes
+    model, minutes = trainer.model, trainer.minutes
     if evaluation.average_last:
         checkpoints = last_checkpoints(folder, evaluation.average_last)
         if trainer.is_world_process_zero():
@@ -218,7 +226,9 @@ def make_trainer(recipe: Recipe, data: TextData, model, tokenizer: AttentionSeq2
     if arguments.early_stopping_patience is not None:
         trainer.add_callback(EarlyStoppingCallback(arguments.early_stopping_patience))
     if validation is not None and evaluation.samples:
-        trainer.add_callback(SamplesCallback(tokenizer, data.validation[: evaluation.samples]["source"]))
+        boards = [entry for entry in trainer.callback_handler.callbacks if isinstance(entry, TensorBoardCallback)]
+        sources = data.validation[: evaluation.samples]["source"]
+        trainer.add_callback(SamplesCallback(tokenizer, sources, *boards))
     return trainer
 
 
@@ -335,6 +345,12 @@ def run(recipe: Recipe, data: TextData, command: str) -> dict[str, dict[str, Any
     arguments = recipe.training
     folder = Path(arguments.output_dir)
     set_seed(arguments.seed)
+    if data.validation is None and arguments.eval_strategy != IntervalStrategy.NO:
+        if arguments.do_train and arguments.load_best_model_at_end:
+            raise ValueError(
+                f"metric_for_best_model={arguments.metric_for_best_model!r} needs validation data, and there are none."
+            )
+        arguments.eval_strategy = IntervalStrategy.NO
     for sentence in data.report:
         print(sentence, flush=True)
     results_file = folder / "results.json"
@@ -369,7 +385,8 @@ def main(arguments: list[str] | None = None) -> None:
         recipe = parse_recipe(arguments)
         if recipe.training.do_train and recipe.training.resume_from_checkpoint == "auto":
             check_recipe_of_run(recipe)
-        data = load_text_data(recipe.data)
+        needs_data = recipe.training.do_train or any(recipe.given["data"])
+        data = load_text_data(recipe.data) if needs_data else TextData(None, None, {}, [], [])
     except ValueError as error:
         sys.exit(f"error: {error}")
     run(recipe, data, shlex.join(["python", "-m", "training.train", *arguments]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +14,21 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, Seq2SeqTrainer, TrainerCallback
+from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from hf_attention_seq2seq import AttentionSeq2SeqTokenizer, TranslationPipeline, plot_alignment
+from hf_attention_seq2seq import (
+    AttentionSeq2SeqForConditionalGeneration,
+    AttentionSeq2SeqTokenizer,
+    TranslationPipeline,
+    plot_alignment,
+)
 
 from .arguments import RecipeTrainingArguments
 from .averaging import WeightAverageCallback, checkpoints, is_complete, step_of
@@ -105,7 +112,8 @@ class GroupedByLength(LengthGroupedSampler):
 class RecipeTrainer(Seq2SeqTrainer):
     """
     Evaluation and test sets are `datasets.Dataset`s with the columns `input_ids`, `attention_mask`, `labels`, and
-    `source`, `references` (a list of texts) and `group`, which only the metrics read.
+    `source`, `references` (a list of texts) and `group`, which only the metrics read; training sets may be sorted by a
+    column `length`.
 
     Args:
         metric_names: what to compute from generated texts; see `training.metrics`.
@@ -134,6 +142,12 @@ class RecipeTrainer(Seq2SeqTrainer):
         args = copy.copy(args)
         args.save_total_limit = None  # the Trainer goes by the times of folders, which a kill or a copy changes
         super().__init__(args=args, compute_metrics=compute, **kwargs)
+        self.label_smoother = None  # see `compute_loss`
+        if weight_average is not None and self.is_fsdp_enabled:
+            raise ValueError(
+                f"weight_average_decay={weight_average.decay} needs the whole weights in each process, which FSDP "
+                "shards; use average_last instead."
+            )
         self.add_callback(EndCallback())
         if weight_average is not None:
             self.add_callback(weight_average)
@@ -184,7 +198,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         if isinstance(sampler, LengthGroupedSampler):  # its own order comes from the random numbers of each process
             batch_size = sampler.batch_size * self.args.world_size
             seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-            sampler = GroupedByLength(batch_size, sampler.lengths, seed, lambda: int(self.state.epoch or 0))
+            sampler = GroupedByLength(batch_size, self.train_dataset["length"], seed, lambda: int(self.state.epoch or 0))
         return sampler
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
@@ -194,6 +208,7 @@ class RecipeTrainer(Seq2SeqTrainer):
     def evaluation_loop(self, *args, **kwargs):
         """See `Trainer.evaluation_loop`; without the rows that only fill up the last batch of several processes."""
         self.gather_function = self.accelerator.gather_for_metrics
+        self._unshard()
         return super().evaluation_loop(*args, **kwargs)
 
     # Training
@@ -204,7 +219,13 @@ class RecipeTrainer(Seq2SeqTrainer):
         return (self._seconds_before + time.time() - self._started) / 60
 
     def compute_loss(self, model, inputs, *args, **kwargs):
-        """See `Trainer.compute_loss`; with scheduled sampling, over inputs that have words of the model's own."""
+        """
+        See `Trainer.compute_loss`. In training, the model smooths labels itself, which needs no logits; with scheduled
+        sampling, it reads words of its own.
+        """
+        if model.training:
+            inputs = {**inputs, "label_smoothing": self.args.label_smoothing_factor, "output_logits": False}
+        self._unshard()
         if model.training and self.args.scheduled_sampling:
             progress = self.state.global_step / max(self.state.max_steps, 1)
             own_words = with_own_words(
@@ -271,7 +292,9 @@ class RecipeTrainer(Seq2SeqTrainer):
         if best is not None:
             best = self._continued.with_name(Path(best).name)
             if self.args.load_best_model_at_end and not is_complete(best):
-                raise ValueError(f"The best checkpoint before {self._continued}, {best}, is not there or not complete.")
+                raise ValueError(
+                    f"The best checkpoint before {self._continued}, {best}, is not there or not complete."
+                )
             self.state.best_model_checkpoint = str(best)
 
     def _load_best_model(self) -> None:
@@ -280,7 +303,10 @@ class RecipeTrainer(Seq2SeqTrainer):
             self.weight_average.load(self.state.best_model_checkpoint)
 
     def train(self, *args, **kwargs) -> None:
-        """See `Trainer.train`; afterwards the model has the averaged weights. A training at its end is left there."""
+        """
+        See `Trainer.train`; afterwards the model has the averaged weights, and each process all of them. A training at
+        its end is left there.
+        """
         self._started = time.time()
         try:
             super().train(*args, **kwargs)
@@ -292,6 +318,24 @@ class RecipeTrainer(Seq2SeqTrainer):
             self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.weight_average is not None:
             self.weight_average.use_averages(self.accelerator.unwrap_model(self.model))
+        if isinstance(self.model, FSDPModule):
+            self._gather_weights()
+
+    def _unshard(self) -> None:
+        """For generation and loss, which call parts of the model, or use their weights, by themselves."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()
+
+    def _gather_weights(self) -> None:
+        """Puts a model that is not sharded in the place of the one that was trained."""
+        weights = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
+        config, generation = self.model.config, self.model.generation_config
+        self.model = AttentionSeq2SeqForConditionalGeneration(config).to(self.args.device)
+        self.model.load_state_dict(weights)
+        self.model.generation_config = generation
+        self.model_wrapped = self.model
+        self.is_fsdp_enabled = False
 
 
 class SamplesCallback(TrainerCallback):
@@ -300,16 +344,22 @@ class SamplesCallback(TrainerCallback):
     pictures in TensorBoard if the run reports there.
     """
 
-    def __init__(self, tokenizer: AttentionSeq2SeqTokenizer, sources: list[str], max_new_tokens: int = 60):
+    def __init__(
+        self,
+        tokenizer: AttentionSeq2SeqTokenizer,
+        sources: list[str],
+        board: TensorBoardCallback | None = None,
+        max_new_tokens: int = 60,
+    ):
         self.tokenizer = tokenizer
         self.sources = sources
+        self.board = board
         self.max_new_tokens = max_new_tokens
-        self.writer = None
 
     def on_evaluate(self, args, state, control, model: PreTrainedModel | None = None, **kwargs) -> None:
         """Translates greedily; nothing of it touches the random numbers of training."""
-        if not state.is_world_process_zero or not self.sources:
-            return
+        if not state.is_world_process_zero or not self.sources or isinstance(model, FSDPModule):
+            return  # no process has a whole sharded model
         was_training = model.training
         model.eval()
         translate = TranslationPipeline(model=model, tokenizer=self.tokenizer, device=model.device)
@@ -319,24 +369,14 @@ class SamplesCallback(TrainerCallback):
         model.train(was_training)
         for source, output in zip(self.sources, outputs):
             print(f"  {source}  ->  {output['translation_text']}", flush=True)
-        if "tensorboard" in args.report_to:
-            self._to_tensorboard(state.global_step, outputs)
+        if self.board is not None and self.board.tb_writer is not None:
+            self._to_tensorboard(self.board.tb_writer, state.global_step, outputs)
 
-    def on_train_end(self, args, state, control, **kwargs) -> None:
-        """Closes TensorBoard's file."""
-        if self.writer is not None:
-            self.writer.close()
-            self.writer = None
-
-    def _to_tensorboard(self, step: int, outputs: list[dict[str, Any]]) -> None:
-        if self.writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.writer = SummaryWriter(os.environ["TENSORBOARD_LOGGING_DIR"])
+    def _to_tensorboard(self, writer, step: int, outputs: list[dict[str, Any]]) -> None:
         rows = "\n".join(
             f"| {source} | {output['translation_text']} |" for source, output in zip(self.sources, outputs)
         )
-        self.writer.add_text("samples", f"| source | output |\n|---|---|\n{rows}", step)
+        writer.add_text("samples", f"| source | output |\n|---|---|\n{rows}", step)
         for index, output in enumerate(outputs):
             if "alignment" in output:
-                self.writer.add_figure(f"alignment/{index}", plot_alignment(output["alignment"]), step)
+                writer.add_figure(f"alignment/{index}", plot_alignment(output["alignment"]), step)

@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoToken
 
 from .cache import AttentionSeq2SeqCache
 from .configuration_attention_seq2seq import PRESETS, AttentionSeq2SeqConfig
+from .alignment import Alignment, align, alignments_from_generate, parse_pharaoh, symmetrize, to_pharaoh
 from .ensemble import AttentionSeq2SeqEnsemble
 from .modeling_attention_seq2seq import (
     AttentionSeq2SeqForConditionalGeneration,
@@ -21,11 +22,13 @@ from .pipelines import (
     TranslationPipeline,
     register_pipelines,
 )
+from .publishing import VERSION
 from .scoring import Score, register_score
 from .tokenization_attention_seq2seq import AttentionSeq2SeqTokenizer
+from .unknown_words import learn_lexicon, repeated_and_untranslated, replace_unknown
 from .visualization import plot_alignment
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def register() -> None:
@@ -41,6 +44,7 @@ register()
 
 __all__ = [
     "PRESETS",
+    "Alignment",
     "AttentionSeq2SeqCache",
     "AttentionSeq2SeqConfig",
     "AttentionSeq2SeqEnsemble",
@@ -52,8 +56,16 @@ __all__ = [
     "SummarizationPipeline",
     "Text2TextGenerationPipeline",
     "TranslationPipeline",
+    "align",
+    "alignments_from_generate",
     "beam_penalties",
+    "learn_lexicon",
+    "parse_pharaoh",
     "plot_alignment",
     "register",
     "register_score",
+    "repeated_and_untranslated",
+    "replace_unknown",
+    "symmetrize",
+    "to_pharaoh",
 ]

@@ -17,6 +17,16 @@ def first_given(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
+def check_not_exported() -> None:
+    """Raises `NotImplementedError` inside `torch.export`."""
+    if torch.compiler.is_exporting():
+        raise NotImplementedError(
+            "torch.export of this model is not possible: its recurrent layers read each sentence to its own length, and "
+            "its inputs are checked, so what runs depends on values that an exported graph does not know. torch.compile "
+            "works, in several graphs."
+        )
+
+
 def check_one_of(first: str, first_value: Tensor | None, second: str, second_value: Tensor | None) -> None:
     """Raises `ValueError` unless exactly one of two arguments is given."""
     if (first_value is None) == (second_value is None):

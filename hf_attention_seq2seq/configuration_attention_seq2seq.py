@@ -5,10 +5,21 @@ from __future__ import annotations
 import copy
 import difflib
 import math
+import os
 from typing import Any
 
 from .compat import PreTrainedConfig
 from .presets import PRESETS
+from .publishing import (
+    IS_REMOTE,
+    VERSION,
+    Published,
+    check_version,
+    config_entries,
+    has_code,
+    without_own_entries,
+    write_code,
+)
 
 RNN_TYPES = ("lstm", "gru", "rnn")
 ATTENTION_TYPES = [
@@ -31,6 +42,9 @@ ATTENTION_SELECTIONS = ("soft", "monotonic")
 COVERAGE_TYPES = (None, "accumulated", "location_aware")
 BRIDGE_TYPES = ("linear", "copy", "mean", "zeros", "backward", "context")
 READOUT_TYPES = ("attentional", "maxout", "deep", "state")
+# No model needs more, and a configuration from elsewhere could otherwise ask for any amount of memory and time.
+LARGEST_SIZE = 2**24
+MOST_LAYERS = 256
 
 # What other libraries call our fields.
 NAMES_ELSEWHERE = {
@@ -50,7 +64,7 @@ NAMES_ELSEWHERE = {
 }
 
 
-class AttentionSeq2SeqConfig(PreTrainedConfig):
+class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
     r"""
     Configuration of an RNN encoder-decoder with attention.
 
@@ -224,6 +238,11 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         self.output_dropout = output_dropout
         self.initializer_range = initializer_range
         self.use_cache = use_cache
+        if "plugin_version" in kwargs:
+            check_version(kwargs.pop("plugin_version"))
+        if not IS_REMOTE:
+            kwargs = without_own_entries(kwargs)
+        self._reject_dangerous_fields(kwargs)
         self._reject_misspelt_fields(kwargs)
         super().__init__(
             is_encoder_decoder=is_encoder_decoder,
@@ -253,6 +272,24 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         if name not in PRESETS:
             raise ValueError(f"Unknown preset {name!r}; known presets: {', '.join(sorted(PRESETS))}.")
         return cls(**{**PRESETS[name], **overrides})
+
+    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """As in the library; the code that loads it without this package goes with it, see `publishing`."""
+        published = copy.deepcopy(self)
+        published.plugin_version = VERSION
+        own = config_entries() if has_code(save_directory) else {}
+        others = without_own_entries({name: getattr(self, name, None) for name in ("auto_map", "custom_pipelines")})
+        for name in ("auto_map", "custom_pipelines"):
+            entries = {**own.get(name, {}), **others.get(name, {})}
+            if entries:
+                setattr(published, name, entries)
+            elif hasattr(published, name):
+                delattr(published, name)
+        super(AttentionSeq2SeqConfig, published).save_pretrained(save_directory)
+        if own:
+            write_code(save_directory)
+        if push_to_hub:
+            self.push_to_hub(kwargs.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **kwargs)
 
     # Sizes that follow from the fields
 
@@ -318,8 +355,6 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             "vocab_size",
             "embedding_size",
             "hidden_size",
-            "encoder_layers",
-            "decoder_layers",
             "attention_heads",
             "attention_window",
             "monotonic_chunk_size",
@@ -331,6 +366,8 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
         for name in ("decoder_vocab_size", "encoder_hidden_size", "attention_size", "readout_size"):
             if getattr(self, name) is not None:
                 self._require_positive_integer(name)
+        for name in ("encoder_layers", "decoder_layers"):
+            self._require_positive_integer(name, MOST_LAYERS)
         for name in (
             "share_encoder_decoder_embeddings",
             "tie_word_embeddings",
@@ -370,13 +407,26 @@ class AttentionSeq2SeqConfig(PreTrainedConfig):
             if close and not name.endswith("_token_id") and name not in self.attribute_map:
                 raise ValueError(f"Unknown field {name}={extra[name]!r}; did you mean {close[0]!r}?")
 
+    def _reject_dangerous_fields(self, extra: dict[str, Any]) -> None:
+        """Fields of the library by which a `config.json` could change how loading itself works."""
+        for name, value in extra.items():
+            if callable(getattr(type(self), name, None)):
+                raise ValueError(f"Unknown field {name}={value!r}; this is the name of a method.")
+            if name.strip("_") in ("attn_implementation", "attn_implementation_internal") and "/" in str(value):
+                raise ValueError(f"{name}={value!r} is not possible; it would run a kernel of the Hub.")
+        weights = extra.get("transformers_weights")
+        if weights is not None and (os.path.basename(str(weights)) != weights or ".safetensors" not in weights):
+            raise ValueError(
+                f"transformers_weights={weights!r} is not possible; allowed: a safetensors file beside it."
+            )
+
     def _reject(self, name: str, reason: str) -> None:
         raise ValueError(f"{name}={getattr(self, name)!r} is not possible; {reason}.")
 
-    def _require_positive_integer(self, name: str) -> None:
+    def _require_positive_integer(self, name: str, largest: int = LARGEST_SIZE) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            self._reject(name, "allowed: an integer from 1 up")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+            self._reject(name, f"allowed: an integer from 1 to {largest}")
 
     def _validate_token_ids(self) -> None:
         limits = {

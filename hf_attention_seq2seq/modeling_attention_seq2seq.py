@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.modeling_outputs import ModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 
 from .cache import AttentionSeq2SeqCache
@@ -19,6 +21,7 @@ from .checks import (
     check_batch,
     check_cache,
     check_labels,
+    check_not_exported,
     check_one_of,
     check_tokens,
     first_given,
@@ -28,6 +31,7 @@ from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
 from .decoders import RecurrentDecoder
 from .encoders import EncoderOutput, RecurrentEncoder
 from .generation import RecurrentGenerationMixin
+from .loading import ONLY_SAFETENSORS, check_source, check_weights
 from .losses import (
     coverage_loss,
     doubly_stochastic_loss,
@@ -37,12 +41,13 @@ from .losses import (
     with_scaled_gradient,
 )
 from .monotonic import MonotonicAlignment
+from .publishing import Published
 from .scoring import Score
 
 DEFAULT_MAX_LENGTH = 256  # the library's own default, 20 tokens, would cut translations without a word
 
 
-class AttentionSeq2SeqPreTrainedModel(PreTrainedModel):
+class AttentionSeq2SeqPreTrainedModel(Published, PreTrainedModel):
     """Weight initialisation, saving and loading of all models of this package."""
 
     config_class = AttentionSeq2SeqConfig
@@ -56,6 +61,44 @@ class AttentionSeq2SeqPreTrainedModel(PreTrainedModel):
     def __init__(self, config: AttentionSeq2SeqConfig, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
         config.validate_fields()  # a field may have been set since the configuration was made
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike | None, *args, **kwargs
+    ) -> AttentionSeq2SeqPreTrainedModel:
+        """
+        As in the library, from safetensors only.
+
+        Raises:
+            ValueError: pickled or other weights; a configuration that asks for far more memory than the weights have.
+        """
+        check_source(pretrained_model_name_or_path, kwargs)
+        kwargs["use_safetensors"] = True
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    @classmethod
+    def get_init_context(cls, *args, **kwargs) -> list:
+        """While weights are loaded, the model is built without memory, from its first moment (before 5.x as well)."""
+        contexts = super().get_init_context(*args, **kwargs)
+        return contexts if is_deepspeed_zero3_enabled() else [*contexts, torch.device("meta")]
+
+    @classmethod
+    def _load_pretrained_model(cls, model, state_dict, checkpoint_files, *args, **kwargs):
+        check_weights(model, checkpoint_files)
+        return super()._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
+
+    def _load_and_finalize_distributed_pretrained_model(self, checkpoint_dir, *args, **kwargs):
+        files = [file.path for file in os.scandir(checkpoint_dir) if file.name.endswith(".safetensors")]
+        check_weights(self, files)
+        return super()._load_and_finalize_distributed_pretrained_model(checkpoint_dir, *args, **kwargs)
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike, *args, safe_serialization: bool = True, **kwargs
+    ) -> None:
+        """As in the library, as safetensors only; with the code that loads it anywhere, see `publishing`."""
+        if not safe_serialization:
+            raise ValueError(f"{safe_serialization=} is not possible. {ONLY_SAFETENSORS}.")
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -143,6 +186,7 @@ class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
             ValueError: both or neither input, an empty batch or source, a token out of range, a mask of another
                 shape.
         """
+        check_not_exported()
         check_one_of("input_ids", input_ids, "inputs_embeds", inputs_embeds)
         check_batch(
             "input_ids" if inputs_embeds is None else "inputs_embeds",
@@ -279,6 +323,7 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
         Raises:
             ValueError: see `AttentionSeq2SeqEncoder.forward`; also for a cache of another kind.
         """
+        check_not_exported()
         output_hidden_states = first_given(output_hidden_states, self.config.output_hidden_states)
         output_attentions = bool(first_given(output_attentions, self.config.output_attentions))
         return_dict = first_given(return_dict, self.config.return_dict, True)

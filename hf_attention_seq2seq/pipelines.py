@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 from transformers import AutoModelForSeq2SeqLM, Pipeline
 
-from .compat import eager_attention, register_pipeline_tasks, transformers_version
+from .alignment import Alignment, alignment_side, forced_attention, generated_lengths
+from .compat import register_pipeline_tasks, transformers_version
+from .unknown_words import replace_unknown as with_words_for_unknown
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +38,12 @@ class Text2TextGenerationPipeline(Pipeline):
         return_tensors (`bool`): token ids instead of text, under `generated_token_ids`, `(length,)`, `torch.long`,
             with start, end and padding tokens as `generate` returns them.
         return_text (`bool`): accepted as in version 4, where `return_tensors` alone decides.
-        return_alignments (`bool`): each record also gets `"alignment"`, a dictionary with the `source_tokens` and
-            `target_tokens` (lists of `str`, start and padding tokens left out, end tokens included) and the
-            cross-attention `weights` of the last decoder layer, a `torch.float32` tensor on the CPU of shape
-            `(target_length, source_length)`, or `(heads, target_length, source_length)` for several heads. Row `i`
-            is the attention that predicted target token `i`. An empty text has no tokens and weights `(0, 0)`.
+        return_alignments (`bool`): each record also gets `"alignment"`, an `Alignment` with the cross-attention of the
+            last decoder layer; its source is the text with the prefix that the model has for the task. An empty text
+            has no tokens and weights `(1, 0, 0)`.
+        replace_unknown (`bool`): unknown words in the text are replaced by the source words that got most attention
+            when they were predicted (Luong 2015b, Jean 2015); see `replace_unknown`.
+        lexicon (mapping of `str` to `str`): for that, target words by source words, in place of copies.
         truncation (`bool`, `str`): as for the tokenizer; cuts an input that is longer than the model takes.
         clean_up_tokenization_spaces (`bool`): as for `tokenizer.decode`, `False` if not given.
         stop_sequence (`str`): stop at the first token of this text.
@@ -91,18 +94,27 @@ class Text2TextGenerationPipeline(Pipeline):
         return_tensors: bool | None = None,
         return_text: bool | None = None,
         return_alignments: bool | None = None,
+        replace_unknown: bool | None = None,
+        lexicon: Mapping[str, str] | None = None,
         clean_up_tokenization_spaces: bool | None = None,
         truncation: bool | str | None = None,
         stop_sequence: str | None = None,
         **generate_options: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        if lexicon is not None and not replace_unknown:
+            raise ValueError("A lexicon is for unknown words only; give replace_unknown=True as well.")
+        if replace_unknown and return_tensors:
+            raise ValueError("replace_unknown=True changes the text, and return_tensors=True asks for tokens instead.")
         if stop_sequence is not None:
             generate_options["eos_token_id"] = self._first_token_id(stop_sequence)
-        preprocess = {"truncation": truncation}
-        forward = {"return_alignments": return_alignments}
+        aligns = True if replace_unknown else return_alignments
+        preprocess = {"truncation": truncation, "return_alignments": aligns}
+        forward = {"return_alignments": aligns}
         postprocess = {
             "return_tensors": return_tensors,
             "return_alignments": return_alignments,
+            "replace_unknown": replace_unknown,
+            "lexicon": lexicon,
             "clean_up_tokenization_spaces": clean_up_tokenization_spaces,
         }
         return _given(preprocess), {**_given(forward), **generate_options}, _given(postprocess)
@@ -132,12 +144,19 @@ class Text2TextGenerationPipeline(Pipeline):
         results = super().__call__(inputs, **options) if inputs else []
         return [result[0] for result in results] if all(len(result) == 1 for result in results) else results
 
-    def preprocess(self, inputs: str, truncation: bool | str = False, **options: Any) -> dict[str, Any]:
-        """Tokens of one text, each tensor `(1, source_length)`, and `is_empty`, `(1,)`, `torch.bool`."""
+    def preprocess(
+        self, inputs: str, truncation: bool | str = False, return_alignments: bool = False, **options: Any
+    ) -> dict[str, Any]:
+        """
+        Tokens of one text, each tensor `(1, source_length)`, and `is_empty`, `(1,)`, `torch.bool`; for alignments also
+        the `source_text` and, from a fast tokenizer, `offset_mapping`, `(1, source_length, 2)`.
+        """
         _check_text(inputs)
         limit = self._source_limit()
         is_cut = truncation not in (None, False, "do_not_truncate") and limit is not None
         options.update({"truncation": truncation, "max_length": limit} if is_cut else {"truncation": False})
+        if return_alignments and self.tokenizer.is_fast:
+            options["return_offsets_mapping"] = True
         encoded = {
             name: value for name, value in self._tokenize(inputs, **options).items() if name != "token_type_ids"
         }
@@ -150,6 +169,10 @@ class Text2TextGenerationPipeline(Pipeline):
             )
         if length == 0:  # one column, so that the row can stand in a batch
             encoded.update(input_ids=torch.zeros(1, 1, dtype=torch.long), attention_mask=torch.zeros(1, 1).long())
+            if "offset_mapping" in encoded:
+                encoded["offset_mapping"] = torch.zeros(1, 1, 2, dtype=torch.long)
+        if return_alignments:
+            encoded["source_text"] = self.prefix + inputs
         return {**encoded, "is_empty": torch.tensor([not inputs or length == 0])}
 
     def _tokenize(self, text: str, **options: Any) -> dict[str, Any]:
@@ -162,18 +185,19 @@ class Text2TextGenerationPipeline(Pipeline):
 
     def _forward(
         self, model_inputs: dict[str, Any], return_alignments: bool = False, **options: Any
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, Any]:
         """
         Generates for the rows that are not empty.
 
         Returns:
             `output_ids` `(batch, returned, target_length)` and `is_empty` `(batch,)`; for alignments also
-            `input_ids` and `attention_mask` `(batch, source_length)`, `weights`
+            `input_ids` and `attention_mask` `(batch, source_length)`, what `preprocess` gives for them, `weights`
             `(batch, returned, heads, target_length - 1, source_length)`, and `lengths` `(batch, returned)`: the
             number of tokens after the start token. Empty rows hold padding and zeros.
         """
         options = self._generate_options(options)
         is_empty = model_inputs.pop("is_empty")
+        places = {name: model_inputs.pop(name) for name in ("source_text", "offset_mapping") if name in model_inputs}
         if is_empty.all():
             returned = self._setting("num_return_sequences", options) or 1
             return {"output_ids": torch.zeros(len(is_empty), returned, 0, dtype=torch.long), "is_empty": is_empty}
@@ -188,10 +212,13 @@ class Text2TextGenerationPipeline(Pipeline):
         pad_token_id = self._setting("pad_token_id", options)
         outputs = {"output_ids": _spread(sequences, is_empty, pad_token_id or 0), "is_empty": is_empty}
         if return_alignments:
-            lengths = _generated_lengths(sequences, self._setting("eos_token_id", options), pad_token_id)
-            outputs["input_ids"] = model_inputs["input_ids"]
-            outputs["attention_mask"] = model_inputs["attention_mask"]
-            outputs["weights"] = _spread(self._cross_attention(rows, sequences), is_empty, 0)
+            # Decoded once more: `generate` would have to keep the attention of all beams in all steps and layers.
+            returned = len(sequences) // len(rows["input_ids"])
+            source = (rows[name].repeat_interleave(returned, dim=0) for name in ("input_ids", "attention_mask"))
+            weights = forced_attention(self.model, *source, sequences[:, :-1])
+            lengths = generated_lengths(sequences, self._setting("eos_token_id", options), pad_token_id)
+            outputs.update(places, input_ids=model_inputs["input_ids"], attention_mask=model_inputs["attention_mask"])
+            outputs["weights"] = _spread(weights, is_empty, 0)
             outputs["lengths"] = _spread(lengths, is_empty, 0)
         return outputs
 
@@ -220,40 +247,13 @@ class Text2TextGenerationPipeline(Pipeline):
         value = getattr(options.get("generation_config"), name, None)
         return getattr(self.model.generation_config, name, None) if value is None else value
 
-    def _cross_attention(self, rows: dict[str, Any], sequences: torch.Tensor) -> torch.Tensor:
-        """
-        Decodes the returned `sequences`, `(rows * returned, target_length)`, once more to read the attention.
-
-        Returns:
-            `(rows * returned, heads, target_length - 1, source_length)`.
-        """
-        returned = len(sequences) // len(rows["input_ids"])
-        with eager_attention(self.model):
-            output = self.model(
-                input_ids=rows["input_ids"].repeat_interleave(returned, dim=0),
-                attention_mask=rows["attention_mask"].repeat_interleave(returned, dim=0),
-                decoder_input_ids=sequences[:, :-1],
-                output_attentions=True,
-                use_cache=False,
-                return_dict=True,
-            )
-        layers = getattr(output, "cross_attentions", None)
-        if not layers or layers[-1] is None:
-            config = self.model.config
-            reason = (
-                "its configuration has attention_type='none'"
-                if getattr(config, "attention_type", None) == "none"
-                else f"with attn_implementation={config._attn_implementation!r} it returns no cross_attentions; "
-                "if it has any, load it with attn_implementation='eager'"
-            )
-            raise ValueError(f"return_alignments=True is not possible for {type(self.model).__name__}: {reason}.")
-        return layers[-1]
-
     def postprocess(
         self,
-        model_outputs: dict[str, torch.Tensor],
+        model_outputs: dict[str, Any],
         return_tensors: bool = False,
         return_alignments: bool = False,
+        replace_unknown: bool = False,
+        lexicon: Mapping[str, str] | None = None,
         clean_up_tokenization_spaces: bool = False,
     ) -> list[dict[str, Any]]:
         """The records of one text from the outputs of `_forward` for it, a batch of one."""
@@ -266,31 +266,27 @@ class Text2TextGenerationPipeline(Pipeline):
             else:
                 options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
                 record = {f"{self.return_name}_text": "" if is_empty else self.tokenizer.decode(ids, **options)}
+            alignment = self._alignment(model_outputs, index) if return_alignments or replace_unknown else None
+            if replace_unknown and self.tokenizer.unk_token in alignment.target_tokens:
+                text = with_words_for_unknown(alignment, self.tokenizer.unk_token, lexicon)
+                record[f"{self.return_name}_text"] = text
             if return_alignments:
-                record["alignment"] = self._alignment(model_outputs, index)
+                record["alignment"] = alignment
             records.append(record)
         return records
 
-    def _alignment(self, outputs: dict[str, torch.Tensor], index: int) -> dict[str, Any]:
+    def _alignment(self, outputs: dict[str, Any], index: int) -> Alignment:
         if outputs["is_empty"][0]:
-            return {"source_tokens": [], "target_tokens": [], "weights": torch.zeros(0, 0)}
+            return Alignment("", "", [], [], torch.zeros(1, 0, 0), [], [])
         is_token = outputs["attention_mask"][0].bool()
         length = int(outputs["lengths"][0, index])
-        weights = outputs["weights"][0, index, :, :length][..., is_token].float()
-        target_ids = outputs["output_ids"][0, index, 1 : 1 + length].tolist()
-        target_tokenizer = getattr(self.tokenizer, "target_tokenizer", self.tokenizer)
-        return {
-            "source_tokens": self._source_tokens(outputs["input_ids"][0][is_token].tolist()),
-            "target_tokens": target_tokenizer.convert_ids_to_tokens(target_ids),
-            "weights": weights[0] if len(weights) == 1 else weights,
-        }
-
-    def _source_tokens(self, ids: list[int]) -> list[str]:
-        if not getattr(self.tokenizer, "separate_vocabs", False):
-            return self.tokenizer.convert_ids_to_tokens(ids)
-        # With two vocabularies Marian's tokenizer converts by the target one, but `get_vocab` is the source one.
-        tokens = {token_id: token for token, token_id in self.tokenizer.get_vocab().items()}
-        return [tokens[token_id] for token_id in ids]
+        offsets = outputs["offset_mapping"][0][is_token].tolist() if "offset_mapping" in outputs else None
+        source_ids = outputs["input_ids"][0][is_token].tolist()
+        return Alignment(
+            weights=outputs["weights"][0, index, :, :length][..., is_token].float(),
+            **alignment_side("source", self.tokenizer, source_ids, outputs["source_text"], offsets),
+            **alignment_side("target", self.tokenizer, outputs["output_ids"][0, index, 1 : 1 + length].tolist()),
+        )
 
 
 class SummarizationPipeline(Text2TextGenerationPipeline):
@@ -392,23 +388,3 @@ def _spread(values: torch.Tensor, is_empty: torch.Tensor, fill: int) -> torch.Te
     spread = values.new_full((len(is_empty), *shape), fill)
     spread[~is_empty] = values.reshape(rows, *shape)
     return spread
-
-
-def _generated_lengths(sequences: torch.Tensor, eos_token_id: Any, pad_token_id: int | None) -> torch.Tensor:
-    """
-    The number of tokens after the start token: to the first end token, else to the last token that is no padding.
-
-    Args:
-        sequences: `(rows, target_length)`, `torch.long`, beginning with the start token.
-
-    Returns:
-        `(rows,)`, `torch.long`.
-    """
-    tokens = sequences[:, 1:]
-    positions = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-    end_ids = torch.as_tensor([] if eos_token_id is None else eos_token_id, dtype=torch.long, device=tokens.device)
-    is_end = torch.isin(tokens, end_ids)
-    is_token = torch.ones_like(is_end) if pad_token_id is None else tokens != pad_token_id
-    is_before_end = is_end.long().cumsum(dim=1) - is_end.long() == 0
-    is_kept = is_before_end & (is_token | is_end)
-    return (positions * is_kept).amax(dim=1) if tokens.shape[1] else positions.new_zeros(len(tokens))

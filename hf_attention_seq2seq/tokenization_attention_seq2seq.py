@@ -6,6 +6,7 @@ backend, so an exception or a second thread cannot leave the tokenizer on the wr
 """
 
 import copy
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
-from transformers.tokenization_utils_base import BatchEncoding
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE, BatchEncoding
 
+from .publishing import Published, has_code, tokenizer_entries, without_own_entries, write_code
 from .vocabulary import VocabularyTraining, train_vocabulary
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -24,7 +26,7 @@ SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>",
 CONSTRUCTOR_OPTIONS = ("model_max_length", "padding_side", "truncation_side", "split_special_tokens", *SPECIAL_TOKENS)
 
 
-class AttentionSeq2SeqTokenizer(PreTrainedTokenizerFast):
+class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
     """Fast tokenizer with one vocabulary for both sides, or one for the source and one for the target.
 
     Which side a call uses:
@@ -98,7 +100,7 @@ class AttentionSeq2SeqTokenizer(PreTrainedTokenizerFast):
             tokenizer_object=tokenizer_object,
             tokenizer_file=tokenizer_file,
             separate_vocabs=separate_vocabs,
-            **{**SPECIAL_TOKENS, **kwargs},
+            **{**SPECIAL_TOKENS, **without_own_entries(kwargs)},
         )
         self._check_ids_agree(self.special_tokens_map)
 
@@ -108,12 +110,27 @@ class AttentionSeq2SeqTokenizer(PreTrainedTokenizerFast):
         return kwargs
 
     @classmethod
-    def _from_pretrained(cls, *args, **kwargs) -> "AttentionSeq2SeqTokenizer":
+    def _from_pretrained(cls, resolved_vocab_files, *args, **kwargs) -> "AttentionSeq2SeqTokenizer":
+        cls._check_file(resolved_vocab_files.get("tokenizer_config_file"))
         try:
-            return super()._from_pretrained(*args, **kwargs)
+            return super()._from_pretrained(resolved_vocab_files, *args, **kwargs)
         except ImportError as error:
             # Transformers 4 without protobuf complains about that instead of what the constructor raised.
             raise error.__context__ or error from None
+
+    @classmethod
+    def _check_file(cls, tokenizer_config_file: str | None) -> None:
+        """Refuses a `tokenizer_config.json` that names files to read, which `save_pretrained` never does."""
+        if tokenizer_config_file is None:
+            return
+        with open(tokenizer_config_file, encoding="utf-8") as file:
+            fields = json.load(file)
+        for name in (*cls.vocab_files_names, "init_inputs"):
+            if fields.get(name):
+                raise ValueError(
+                    f"{TOKENIZER_CONFIG_FILE} has {name}={fields[name]!r}, which is not possible; vocabularies are "
+                    f"read from {TOKENIZER_FILE} and {TARGET_TOKENIZER_FILE} beside it."
+                )
 
     @classmethod
     def train_from_iterator(
@@ -349,6 +366,13 @@ class AttentionSeq2SeqTokenizer(PreTrainedTokenizerFast):
                     "train_from_iterator(special_tokens=...)"
                 )
 
+    def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs) -> tuple[str, ...]:
+        """As in the library; the code that loads it without this package goes with it, see `publishing`."""
+        published = copy.copy(self)
+        if has_code(save_directory):
+            published._auto_map = {**tokenizer_entries()["auto_map"], **self.init_kwargs.get("auto_map", {})}
+        return super(AttentionSeq2SeqTokenizer, published).save_pretrained(save_directory, *args, **kwargs)
+
     def _save_pretrained(
         self,
         save_directory: str | os.PathLike,
@@ -357,6 +381,8 @@ class AttentionSeq2SeqTokenizer(PreTrainedTokenizerFast):
         filename_prefix: str | None = None,
     ) -> tuple[str, ...]:
         file_names = super()._save_pretrained(save_directory, file_names, legacy_format, filename_prefix)
+        if has_code(save_directory):
+            write_code(save_directory)
         if not self.separate_vocabs:
             return file_names
         prefix = f"{filename_prefix}-" if filename_prefix else ""

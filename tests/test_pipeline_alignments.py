@@ -10,8 +10,8 @@ from hf_attention_seq2seq import (
     AttentionSeq2SeqConfig,
     AttentionSeq2SeqForConditionalGeneration,
     AttentionSeq2SeqTokenizer,
+    alignment,
     compat,
-    pipelines,
 )
 
 from .pipeline_helpers import GERMAN, MODELS, SHORT, TEXTS, TOKENIZER, make_model, make_pipeline
@@ -36,7 +36,7 @@ def test_alignments_are_the_attention_of_generation(name):
         )
         steps = torch.cat([step[-1][0, :, -1:] for step in output.cross_attentions], dim=1)
         weights = record["alignment"]["weights"]
-        torch.testing.assert_close(weights, steps[0] if len(steps) == 1 else steps, atol=1e-4, rtol=0)
+        torch.testing.assert_close(weights, steps, atol=1e-4, rtol=0)
         assert weights.dtype == torch.float32
         assert record["alignment"]["source_tokens"] == TOKENIZER.convert_ids_to_tokens(inputs["input_ids"][0])
         target_tokens = TOKENIZER.convert_ids_to_tokens(output.sequences[0, 1:])
@@ -61,21 +61,21 @@ def test_alignments_of_several_sequences(name):
             with torch.no_grad(), compat.eager_attention(model):
                 output = model(**inputs, decoder_input_ids=torch.tensor([[start, *ids[:-1]]]), output_attentions=True)
             expected = output.cross_attentions[-1][0]
-            weights = record["alignment"]["weights"].reshape(expected.shape)
+            weights = record["alignment"]["weights"]
             torch.testing.assert_close(weights, expected, atol=1e-4, rtol=0)
             torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
 
 
 def test_padding_ends_a_sequence_that_has_no_end_token():
     sequences = torch.tensor([[0, 5, 6, 1, 0], [0, 5, 0, 6, 7], [0, 5, 6, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
-    assert pipelines._generated_lengths(sequences, 1, 0).tolist() == [3, 4, 2, 1, 0]
-    assert pipelines._generated_lengths(sequences, [1, 6], 0).tolist() == [2, 3, 2, 1, 0]
-    assert pipelines._generated_lengths(sequences, None, None).tolist() == [4] * 5
-    assert pipelines._generated_lengths(sequences[:, :1], 1, 0).tolist() == [0] * 5
+    assert alignment.generated_lengths(sequences, 1, 0).tolist() == [3, 4, 2, 1, 0]
+    assert alignment.generated_lengths(sequences, [1, 6], 0).tolist() == [2, 3, 2, 1, 0]
+    assert alignment.generated_lengths(sequences, None, None).tolist() == [4] * 5
+    assert alignment.generated_lengths(sequences[:, :1], 1, 0).tolist() == [0] * 5
 
 
 def test_alignments_of_a_model_that_gives_none(monkeypatch):
-    monkeypatch.setattr(pipelines, "eager_attention", lambda model: contextlib.nullcontext())
+    monkeypatch.setattr(alignment, "eager_attention", lambda model: contextlib.nullcontext())
     with pytest.raises(ValueError, match="not possible for MarianMTModel: with attn_implementation='sdpa'"):
         make_pipeline("marian", return_alignments=True)("a dog", **SHORT)
 
@@ -103,15 +103,18 @@ def test_own_model_with_two_vocabularies(heads):
     for text, alone, together in zip(TEXTS, single, batch, strict=True):
         ids = tokenizer(text)["input_ids"]
         for record, other in zip(alone, together, strict=True):
-            alignment = record["alignment"]
+            shown = record["alignment"]
             assert record["translation_text"] == other["translation_text"]
-            torch.testing.assert_close(alignment["weights"], other["alignment"]["weights"], atol=1e-5, rtol=0)
-            assert alignment["source_tokens"] == tokenizer.convert_ids_to_tokens(ids)
-            shape = (len(alignment["target_tokens"]), len(ids))
-            assert alignment["weights"].shape == (shape if heads == 1 else (heads, *shape))
+            torch.testing.assert_close(shown.weights, other["alignment"].weights, atol=1e-5, rtol=0)
+            assert shown.source_tokens == tokenizer.convert_ids_to_tokens(ids)
+            assert shown.weights.shape == (heads, len(shown.target_tokens), len(ids))
             target = tokenizer.target_tokenizer
-            spelt = target.decode(target.convert_tokens_to_ids(alignment["target_tokens"]), skip_special_tokens=True)
+            spelt = target.decode(target.convert_tokens_to_ids(shown.target_tokens), skip_special_tokens=True)
             assert record["translation_text"] == spelt
+            assert shown.source == text and shown.source_offsets == other["alignment"].source_offsets
+            assert shown.target.replace("<unk>", "") == spelt
+            words = shown.merge("word")
+            assert words.source_tokens == text.split() and words.target_tokens == shown.target.split()
 
 
 def test_own_model_without_attention():

@@ -169,7 +169,7 @@ def start(server):
         arguments = [str(path), "--output_dir", str(folder), *options]
         process = server.Process(target=child, args=(arguments, folder, log, victim, torn))
         process.start()
-        process.join(120 if kill_after is None else kill_after)
+        process.join(300 if kill_after is None else kill_after)
         if process.exitcode is None:
             process.kill()
             process.join()

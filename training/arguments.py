@@ -71,6 +71,10 @@ class EvaluationArguments:
     length_buckets: list[int] = field(
         default_factory=list, metadata={"help": "figures also by source words: below 10, 10 to 12, ... for 10 13 ..."}
     )
+    replace_unknown: bool = field(
+        default=False,
+        metadata={"help": "figures also with unknown words replaced: copied, and by a lexicon of the training data"},
+    )
     average_last: int = field(
         default=0, metadata={"help": "after training, average the weights of so many last checkpoints"}
     )

@@ -8,8 +8,10 @@ letters and writes the phonemes that are heard; the letter of each is known. For
 small model for the same number of steps with `Seq2SeqTrainer`, and reports on the test words
 
 - word accuracy: the whole pronunciation is right (greedy search);
-- alignment error: the share of phonemes whose most attended letter is not theirs, the true pronunciation being
-  force-decoded. With one link for each phoneme on both sides this is the alignment error rate of Och and Ney 2003.
+- alignment error: the alignment error rate of Och and Ney 2003, linking each phoneme to its most attended letter while
+  the true pronunciation is force-decoded. With one link for each phoneme on both sides this is the share of wrong
+  links. With `--attention_offset 1` the row of a phoneme is that of the step which had just read it (see
+  `hf_attention_seq2seq.alignment`).
 
 The table goes to `OUTPUT_DIR/table.md`, the figures to `OUTPUT_DIR/results.json`; a run that is there already is not
 repeated, so that an interrupted table can be continued.
@@ -24,7 +26,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from datasets import Dataset
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -39,6 +40,9 @@ from hf_attention_seq2seq import (
     AttentionSeq2SeqForConditionalGeneration,
     AttentionSeq2SeqTokenizer,
 )
+from hf_attention_seq2seq.alignment import align, to_pharaoh
+
+from .alignment_metrics import AlignmentError
 
 SCORES = ("additive", "mlp", "concat", "dot", "scaled_dot", "general", "cosine", "location")
 ATTENTIONS: dict[str, dict] = {
@@ -79,6 +83,9 @@ class TableArguments:
     input_feeding: bool = field(default=True, metadata={"help": "field of the configuration"})
     hidden_size: int = field(default=128, metadata={"help": "field of the configuration"})
     embedding_size: int = field(default=64, metadata={"help": "field of the configuration"})
+    attention_offset: int = field(
+        default=0, metadata={"help": "the row of a phoneme: 0, the step that predicted it; 1, that had just read it"}
+    )
     only: str | None = field(default=None, metadata={"help": "only the attentions whose name contains this"})
 
 
@@ -106,27 +113,25 @@ def read_words(folder: Path, name: str) -> list[Word]:
     return words
 
 
-@torch.no_grad()
-def evaluate(model, tokenizer, words: list[Word]) -> dict[str, float]:
-    """Word accuracy and alignment error in percent."""
+def evaluate(model, tokenizer, words: list[Word], attention_offset: int = 0) -> dict[str, float]:
+    """Word accuracy in percent and alignment error rate."""
     model.eval()
-    right = wrong_links = links = 0
+    right = 0
+    error = AlignmentError()
     for start in range(0, len(words), 256):
         batch = words[start : start + 256]
-        source = tokenizer([word.letters for word in batch], padding=True, return_tensors="pt")
-        generated = model.generate(**source, max_new_tokens=40)
-        predictions = tokenizer.batch_decode(generated, skip_special_tokens=True)
-        right += sum(prediction == word.phonemes for prediction, word in zip(predictions, batch))
-        targets = tokenizer(text_target=[word.phonemes for word in batch], padding=True, return_tensors="pt")
-        labels = targets["input_ids"].masked_fill(targets["attention_mask"] == 0, -100)
-        output = model(**source, labels=labels, output_attentions=True)
-        places = output.cross_attentions[0].mean(dim=1).argmax(dim=-1)
-        for row, word in zip(places.tolist(), batch):
-            links += len(word.links)
-            wrong_links += sum(place != link for place, link in zip(row, word.links))
+        letters, phonemes = [word.letters for word in batch], [word.phonemes for word in batch]
+        source = tokenizer(letters, padding=True, return_tensors="pt")
+        predictions = tokenizer.batch_decode(model.generate(**source, max_new_tokens=40), skip_special_tokens=True)
+        right += sum(map(str.__eq__, predictions, phonemes))
+        alignments = align(model, tokenizer, letters, phonemes, batch_size=256, offset=attention_offset)
+        error.add_batch(
+            predictions=[to_pharaoh(alignment.merge("token").links()) for alignment in alignments],
+            references=[to_pharaoh((letter, index) for index, letter in enumerate(word.links)) for word in batch],
+        )
     return {
         "word_accuracy": round(100 * right / len(words), 2),
-        "alignment_error": round(wrong_links / links, 4),
+        "alignment_error": round(error.compute()["alignment_error_rate"], 4),
     }
 
 
@@ -187,7 +192,8 @@ def main() -> None:
         )
         started = time.time()
         trainer.train()
-        results[name] = {**evaluate(model, tokenizer, test), "minutes": round((time.time() - started) / 60, 1)}
+        figures = evaluate(model, tokenizer, test, table.attention_offset)
+        results[name] = {**figures, "minutes": round((time.time() - started) / 60, 1)}
         results_file.write_text(json.dumps(results, indent=2) + "\n")
         print(name, results[name], flush=True)
     rows = ["| attention | word accuracy (%) | alignment error |", "|---|---|---|"]

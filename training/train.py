@@ -36,6 +36,8 @@ from hf_attention_seq2seq import (
     AttentionSeq2SeqForConditionalGeneration,
     AttentionSeq2SeqTokenizer,
     TranslationPipeline,
+    align,
+    learn_lexicon,
     plot_alignment,
 )
 
@@ -172,7 +174,7 @@ def train(recipe: Recipe, data: TextData) -> tuple[RecipeTrainer, float]:
         arguments.group_by_length = False  # no lengths are known; transformers 4 would stop here
         if "epoch" in (arguments.eval_strategy, arguments.save_strategy):
             raise ValueError(
-                f"eval_strategy={arguments.eval_strategy.value!r} and save_strategy={arguments.save_strategy.value!r}: "
+                f"eval_strategy={arguments.eval_strategy.value!r}, save_strategy={arguments.save_strategy.value!r}: "
                 "streamed training data have no epochs; allowed are steps and no."
             )
     with arguments.main_process_first():
@@ -240,7 +242,7 @@ def score(recipe: Recipe, data: TextData, trainer: RecipeTrainer) -> dict[str, d
         "length_penalty": evaluation.length_penalty,
         "max_new_tokens": evaluation.max_new_tokens,
     }
-    results = {}
+    results, lexicon = {}, None
     for name, test in data.tests.items():
         started = time.time()
         if evaluation.ensemble:
@@ -252,6 +254,19 @@ def score(recipe: Recipe, data: TextData, trainer: RecipeTrainer) -> dict[str, d
             by_row = dict(zip(encoded["row"], trainer.texts(output.predictions)))
             texts, figures = [by_row[row] for row in range(len(test))], {"loss": output.metrics[f"{name}_loss"]}
         figures |= trainer.measure(texts, test)
+        if evaluation.replace_unknown:
+            lexicon = lexicon or training_lexicon(data, trainer)
+            for way, known in (("copied", None), ("by lexicon", lexicon)):
+                model = trainer.accelerator.unwrap_model(trainer.model)
+                replaced = translate(
+                    recipe, model, trainer.processing_class, test["source"], replace_unknown=True, lexicon=known
+                )
+                measured = trainer.measure(replaced, test)
+                figures |= {
+                    f"{figure} (unknown words {way})": value
+                    for figure, value in measured.items()
+                    if isinstance(value, float)
+                }
         if evaluation.length_buckets:
             figures |= by_length(trainer, texts, test, evaluation.length_buckets)
         figures["seconds"] = round(time.time() - started, 1)
@@ -275,7 +290,19 @@ def by_length(trainer: RecipeTrainer, texts: list[str], test: Dataset, limits: l
     return figures
 
 
-def translate(recipe: Recipe, model, tokenizer: AttentionSeq2SeqTokenizer, sources: list[str]) -> list[str]:
+def training_lexicon(data: TextData, trainer: RecipeTrainer, rows: int = 10_000) -> dict[str, str]:
+    """What the trained model aligns words to in its training data."""
+    if data.train is None:
+        raise ValueError("replace_unknown=True learns a lexicon from the training data, and there are none.")
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    pairs = list(islice(data.train, rows))
+    sources, targets = ([row[side] for row in pairs] for side in ("source", "target"))
+    return learn_lexicon(align(model, trainer.processing_class, sources, targets, batch_size=128))
+
+
+def translate(
+    recipe: Recipe, model, tokenizer: AttentionSeq2SeqTokenizer, sources: list[str], **options: Any
+) -> list[str]:
     """Texts for texts, as the recipe searches."""
     evaluation = recipe.evaluation
     pipeline = TranslationPipeline(model=model, tokenizer=tokenizer, device=recipe.training.device)
@@ -285,6 +312,7 @@ def translate(recipe: Recipe, model, tokenizer: AttentionSeq2SeqTokenizer, sourc
         num_beams=evaluation.num_beams,
         length_penalty=evaluation.length_penalty,
         max_new_tokens=evaluation.max_new_tokens,
+        **options,
     )
     return [output["translation_text"].strip() for output in outputs]
 

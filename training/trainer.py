@@ -198,7 +198,9 @@ class RecipeTrainer(Seq2SeqTrainer):
         if isinstance(sampler, LengthGroupedSampler):  # its own order comes from the random numbers of each process
             batch_size = sampler.batch_size * self.args.world_size
             seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-            sampler = GroupedByLength(batch_size, self.train_dataset["length"], seed, lambda: int(self.state.epoch or 0))
+            sampler = GroupedByLength(
+                batch_size, self.train_dataset["length"], seed, lambda: int(self.state.epoch or 0)
+            )
         return sampler
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:

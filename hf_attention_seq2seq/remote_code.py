@@ -1,0 +1,35 @@
+"""
+The way into the copy of hf_attention_seq2seq that lies in a repository, for `trust_remote_code=True`.
+
+Transformers copies a module out of a local folder together with those that it imports itself (5.x also with what these
+import), so all of them are named here.
+"""
+
+# ruff: noqa: F401
+from .additive import additive_energies
+from .alignment import Alignment
+from .attention import build_attention
+from .bridges import build_bridge
+from .cache import AttentionSeq2SeqCache
+from .checks import first_given
+from .compat import transformers_version
+from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
+from .coverage import COVERAGES
+from .decoders import RecurrentDecoder
+from .encoders import RecurrentEncoder
+from .generation import RecurrentGenerationMixin
+from .layout import PaddingLayout
+from .loading import check_source
+from .losses import sequence_loss
+from .modeling_attention_seq2seq import AttentionSeq2SeqForConditionalGeneration, AttentionSeq2SeqModel
+from .monotonic import MonotonicAlignment
+from .normalizers import NORMALIZERS
+from .pipelines import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
+from .presets import PRESETS
+from .publishing import VERSION
+from .readouts import READOUTS
+from .recurrent import RecurrentLayer
+from .scoring import SCORES
+from .spans import SPANS
+from .tokenization_attention_seq2seq import AttentionSeq2SeqTokenizer
+from .vocabulary import train_vocabulary

@@ -6,9 +6,9 @@ Importing this package registers its configuration, models, tokenizer and pipeli
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from .alignment import Alignment, align, alignments_from_generate, parse_pharaoh, symmetrize, to_pharaoh
 from .cache import AttentionSeq2SeqCache
 from .configuration_attention_seq2seq import PRESETS, AttentionSeq2SeqConfig
-from .alignment import Alignment, align, alignments_from_generate, parse_pharaoh, symmetrize, to_pharaoh
 from .ensemble import AttentionSeq2SeqEnsemble
 from .modeling_attention_seq2seq import (
     AttentionSeq2SeqForConditionalGeneration,

@@ -21,9 +21,8 @@ def check_not_exported() -> None:
     """Raises `NotImplementedError` inside `torch.export`."""
     if torch.compiler.is_exporting():
         raise NotImplementedError(
-            "torch.export of this model is not possible: its recurrent layers read each sentence to its own length, and "
-            "its inputs are checked, so what runs depends on values that an exported graph does not know. torch.compile "
-            "works, in several graphs."
+            "torch.export of this model is not possible: it reads each sentence to its own length and checks its "
+            "inputs, so what it computes depends on values, which an exported graph can not. torch.compile works."
         )
 
 

@@ -9,12 +9,11 @@ from torch.nn import functional as F
 
 from .checks import IGNORED_LABEL
 
-
 CHUNK = 1 << 21  # logits that `linear_cross_entropy` holds at a time, 8 MB in fp32
 
 
 def sequence_loss(
-    logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None = None, label_smoothing: float = 0.0
+    logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None = None, smoothing: float = 0.0
 ) -> Tensor:
     """
     Mean negative log-likelihood in fp32.
@@ -23,7 +22,7 @@ def sequence_loss(
         logits: `(batch, target_length, vocabulary)`.
         labels: `(batch, target_length)` int64, -100 where there is nothing to predict.
         num_items_in_batch: the divisor; the number of labels other than -100 if not given.
-        label_smoothing: this part of the probability is expected evenly over the vocabulary (Szegedy 2016).
+        smoothing: this part of the probability is expected evenly over the vocabulary (Szegedy 2016).
 
     Returns:
         a scalar, 0 for a batch without labels.
@@ -33,7 +32,7 @@ def sequence_loss(
         labels.flatten().long(),
         ignore_index=IGNORED_LABEL,
         reduction="sum",
-        label_smoothing=label_smoothing,
+        label_smoothing=smoothing,
     )
     return _mean(total, labels != IGNORED_LABEL, num_items_in_batch)
 
@@ -43,7 +42,7 @@ def linear_sequence_loss(
     output_layer: nn.Linear,
     labels: Tensor,
     num_items_in_batch: Tensor | int | None = None,
-    label_smoothing: float = 0.0,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """
     `sequence_loss` of `output_layer(states)`, which never holds more than a part of the logits: nothing is computed
@@ -52,11 +51,11 @@ def linear_sequence_loss(
     Args:
         states: `(batch, target_length, size)`.
         output_layer: from `size` to the vocabulary.
-        labels, num_items_in_batch, label_smoothing: see `sequence_loss`.
+        labels, num_items_in_batch, smoothing: see `sequence_loss`.
     """
     counted = labels != IGNORED_LABEL
     total = _LinearCrossEntropy.apply(
-        states[counted], output_layer.weight, output_layer.bias, labels[counted].long(), label_smoothing
+        states[counted], output_layer.weight, output_layer.bias, labels[counted].long(), smoothing
     )
     return _mean(total, counted, num_items_in_batch)
 

@@ -487,7 +487,7 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        label_smoothing: float = 0.0,
+        smoothing: float = 0.0,
         output_logits: bool = True,
         cache: AttentionSeq2SeqCache | None = None,
     ) -> Seq2SeqLMOutput | tuple:
@@ -497,7 +497,7 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
                 `decoder_input_ids`, those are the labels shifted to the right behind `decoder_start_token_id`.
             num_items_in_batch: divide the summed loss by this number of labels (of all accumulated and parallel
                 batches) in place of this batch's own.
-            label_smoothing: this part of each label's probability is expected evenly over the vocabulary.
+            smoothing: this part of each label is expected evenly over the vocabulary (label smoothing, Szegedy 2016).
             output_logits: with `False` the output has a loss only, which takes less memory and time: nothing is
                 computed for ignored labels, and only a part of the logits at a time.
 
@@ -540,9 +540,9 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         if output_logits:
             logits = self.lm_head(states)
         if labels is not None and output_logits:
-            loss = sequence_loss(logits, labels, num_items_in_batch, label_smoothing)
+            loss = sequence_loss(logits, labels, num_items_in_batch, smoothing)
         elif labels is not None:
-            loss = linear_sequence_loss(states, self.lm_head, labels, num_items_in_batch, label_smoothing)
+            loss = linear_sequence_loss(states, self.lm_head, labels, num_items_in_batch, smoothing)
         if self.config.coverage_loss_weight or self.config.doubly_stochastic_weight:
             if labels is not None:
                 loss = loss + self._attention_loss(outputs, labels != IGNORED_LABEL, num_items_in_batch)

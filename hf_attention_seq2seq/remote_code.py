@@ -32,4 +32,5 @@ from .recurrent import RecurrentLayer
 from .scoring import SCORES
 from .spans import SPANS
 from .tokenization_attention_seq2seq import AttentionSeq2SeqTokenizer
+from .unknown_words import replace_unknown
 from .vocabulary import train_vocabulary

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,11 @@ from .additive import additive_energies
 from .configuration_attention_seq2seq import ATTENTION_TYPES, AttentionSeq2SeqConfig
 from .spans import Window
 
+ScoreClass = TypeVar("ScoreClass", bound="type[Score]")
 SCORES: dict[str, type[Score]] = {}
 
 
-def register_score(name: str) -> Callable[[type[Score]], type[Score]]:
+def register_score(name: str) -> Callable[[ScoreClass], ScoreClass]:
     """
     Class decorator: makes a `Score` available as `attention_type=name`.
 
@@ -29,7 +31,7 @@ def register_score(name: str) -> Callable[[type[Score]], type[Score]]:
         ValueError: the name is taken by another class.
     """
 
-    def register(score_class: type[Score]) -> type[Score]:
+    def register(score_class: ScoreClass) -> ScoreClass:
         taken = SCORES.get(name)
         if taken is not None and taken.__qualname__ != score_class.__qualname__:
             raise ValueError(f"attention_type {name!r} is already taken by {taken.__name__}.")

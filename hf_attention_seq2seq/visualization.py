@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Inches, and points of text; cells shrink in long sequences, so that no picture is larger than LARGEST_SIDE and labels.
-CELL, LARGEST_SIDE, LARGEST_TEXT, SMALLEST_TEXT = 0.32, 40.0, 10.0, 5.0
+# Inches, and points of text. Long sequences have smaller cells: LARGEST_SIDE is without labels.
+CELL, LARGEST_SIDE, LARGEST_TEXT, SMALLEST_TEXT = 0.32, 20.0, 10.0, 5.0
 PANELS_IN_A_ROW = 4
 
 
@@ -78,8 +78,8 @@ def _fonts_for(characters: set[str]) -> tuple[list[str], set[str]]:
         return {character for character in characters if not font.get_char_index(ord(character))}
 
     families = list(rcParams["font.family"])
-    # Control characters and halves of surrogate pairs have no shape, whatever a font says.
-    shapeless = {character for character in characters if unicodedata.category(character) in ("Cc", "Cs")}
+    # Control characters, halves of surrogate pairs and private use have no shape to agree on, whatever a font has.
+    shapeless = {character for character in characters if unicodedata.category(character) in ("Cc", "Cs", "Co")}
     missing = lacking(get_font(findfont(FontProperties())), characters - shapeless)
     found = {}
     for entry in _installed_fonts() if missing else ():
@@ -210,24 +210,31 @@ def animate_alignment(
     figure.set_dpi(min(100.0, 1200 / max(figure.get_size_inches())))
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    figure.set_layout_engine("none")  # frames must not move against each other
-    length = panels.shape[1]
+    figure.set_layout_engine("none")  # the rest is drawn where it stands now
+    labels = [dict(zip(axis.get_yticks(), axis.get_yticklabels())) for axis in axes]
+    for axis, panel, rows in zip(axes, panels, labels):
+        axis.images[0].set_data(torch.zeros_like(panel).numpy())
+        for label in rows.values():
+            label.set_alpha(0.0)
+    canvas.draw()
 
     def frame(step: int) -> Image.Image:
-        written = torch.arange(length) < step
-        for axis, panel in zip(axes, panels):
-            axis.images[0].set_data((panel * written[:, None]).numpy())
-            for position, label in zip(axis.get_yticks(), axis.get_yticklabels()):
-                label.set_alpha(float(written[position]))
-        canvas.draw()
+        """Adds what the step with this index gives to the frame before."""
+        for axis, panel, rows in zip(axes, panels, labels):
+            axis.images[0].set_data(torch.cat((panel[: step + 1], torch.zeros_like(panel[step + 1 :]))).numpy())
+            axis.draw_artist(axis.images[0])
+            if step in rows:
+                rows[step].set_alpha(1.0)
+                axis.draw_artist(rows[step])
+        # A copy, for the next step draws on the same canvas.
         return Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba()).convert("RGB")
 
     step_time = round(1000 / steps_per_second)
-    frame(1).save(
+    frame(0).save(
         path,
         save_all=True,
-        append_images=(frame(step) for step in range(2, length + 1)),
-        duration=[step_time] * (length - 1) + [4 * step_time],
+        append_images=(frame(step) for step in range(1, len(panels[0]))),
+        duration=[step_time] * (len(panels[0]) - 1) + [4 * step_time],
         loop=0,
     )
 

@@ -127,7 +127,7 @@ def _char(training: VocabularyTraining) -> tuple[Tokenizer, trainers.Trainer]:
 
 
 def _codepoint(training: VocabularyTraining) -> tuple[Tokenizer, trainers.Trainer]:
-    """Code points, so that letters and marks (or with NFD the letters of a Hangul syllable) are tokens of their own."""
+    """Code points, so that letters and marks (with NFD the letters of a Hangul syllable) are tokens of their own."""
     backend, trainer = _char(training)
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     return backend, trainer

@@ -25,10 +25,10 @@ def outcome(model, tokenizer, translate):
     return {"logits": logits, "texts": [record["translation_text"] for record in translate(TEXTS, **OPTIONS)]}
 
 
-def refusal(load):
+def refusal(load, *arguments, **options):
     """The message with which transformers refuses to load without trust."""
     try:
-        load()
+        load(*arguments, **options)
     except ValueError as error:
         return str(error)
     return ""
@@ -37,8 +37,8 @@ def refusal(load):
 def load(repository):
     """Everything of a repository through its own code, and once more after it was saved by that code."""
     loaders = (AutoConfig, AutoTokenizer, AutoModel, AutoModelForSeq2SeqLM)
-    messages = [refusal(lambda: loader.from_pretrained(repository)) for loader in loaders]
-    messages.append(refusal(lambda: pipeline("translation", model=repository)))
+    messages = [refusal(loader.from_pretrained, repository) for loader in loaders]
+    messages.append(refusal(pipeline, "translation", model=repository))
     config, tokenizer, base, model = (loader.from_pretrained(repository, trust_remote_code=True) for loader in loaders)
     assert type(config) is type(model.config) and isinstance(model.model, type(base))
     translate = pipeline("translation", model=repository, trust_remote_code=True, device="cpu")
@@ -47,8 +47,9 @@ def load(repository):
     results = {"messages": messages, **outcome(model, tokenizer, translate)}
     again = f"{repository}_again"
     translate.save_pretrained(again)
-    model = pickle.loads(pickle.dumps(AutoModelForSeq2SeqLM.from_pretrained(again, trust_remote_code=True)))
+    model = AutoModelForSeq2SeqLM.from_pretrained(again, trust_remote_code=True)
     tokenizer = pickle.loads(pickle.dumps(AutoTokenizer.from_pretrained(again, trust_remote_code=True)))
+    assert type(pickle.loads(pickle.dumps(model))) is type(model)
     translate = pipeline("translation", model=again, trust_remote_code=True, device="cpu")
     return {**results, "again": outcome(model, tokenizer, translate)}
 

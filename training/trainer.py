@@ -226,7 +226,7 @@ class RecipeTrainer(Seq2SeqTrainer):
         sampling, it reads words of its own.
         """
         if model.training:
-            inputs = {**inputs, "label_smoothing": self.args.label_smoothing_factor, "output_logits": False}
+            inputs = {**inputs, "smoothing": self.args.label_smoothing_factor, "output_logits": False}
         self._unshard()
         if model.training and self.args.scheduled_sampling:
             progress = self.state.global_step / max(self.state.max_steps, 1)

@@ -1,11 +1,12 @@
 """
 The suites that transformers ships for its own models, run against ours: modelling, configuration and training.
 
-Nothing is left out by hand; what a test skips, it skips itself, by the attributes of the model.
+What a test skips, it skips itself, by the attributes of the model; the one that reads pickled weights must fail.
 """
 
 from __future__ import annotations
 
+import tempfile
 import unittest
 from unittest import mock
 
@@ -103,6 +104,18 @@ class LibrarySuites(common.ModelTesterMixin, common.GenerationTesterMixin, Train
             self, config_class=AttentionSeq2SeqConfig, common_properties=properties, **self.model_tester.fields
         )
         tester.run_common_tests()
+
+    def test_disk_offload_bin(self):
+        """The suite offloads pickled weights; ours are refused, written or read."""
+        model = AttentionSeq2SeqModel(self.model_tester.get_config())
+        with tempfile.TemporaryDirectory() as folder:
+            with self.assertRaisesRegex(ValueError, "safetensors only"):
+                model.save_pretrained(folder, safe_serialization=False)
+            model.config.save_pretrained(folder)
+            torch.save(model.state_dict(), f"{folder}/pytorch_model.bin")
+            for options in ({}, {"use_safetensors": False}):
+                with self.assertRaisesRegex(ValueError, "safetensors only"):
+                    AttentionSeq2SeqModel.from_pretrained(folder, device_map="auto", offload_folder=folder, **options)
 
     def _create_text_training_batch(self, batch_size, seq_length, vocab_size):
         """The suite's batch for an encoder-decoder: the prompt is the source, what comes after it the target."""

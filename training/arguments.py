@@ -145,6 +145,8 @@ class RecipeTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(
                 f"early_stopping_patience={self.early_stopping_patience} needs a metric_for_best_model to go by"
             )
+        if self.ddp_find_unused_parameters is None:
+            self.ddp_find_unused_parameters = False  # a model has only the parameters that its configuration uses
         if not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU"):
             self.use_cpu = True
         if self.use_cpu and self.ddp_backend is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:

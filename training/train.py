@@ -188,7 +188,8 @@ def train(recipe: Recipe, data: TextData) -> tuple[RecipeTrainer, float]:
     if arguments.should_save:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / RECIPE_FILE, recipe.to_yaml())
-    print(f"{model.num_parameters():,} parameters", flush=True)
+    if arguments.should_log:
+        print(f"{model.num_parameters():,} parameters", flush=True)
     trainer = make_trainer(recipe, data, model, tokenizer)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     model, minutes = trainer.model, trainer.minutes
@@ -378,8 +379,8 @@ def run(recipe: Recipe, data: TextData, command: str) -> dict[str, dict[str, Any
                 f"metric_for_best_model={arguments.metric_for_best_model!r} needs validation data, and there are none."
             )
         arguments.eval_strategy = IntervalStrategy.NO
-    for sentence in data.report:
-        print(sentence, flush=True)
+    if arguments.should_log:
+        print(*data.report, sep="\n", flush=True)
     results_file = folder / "results.json"
     known = json.loads(results_file.read_text()) if results_file.exists() else {}
     if arguments.do_train:
@@ -406,9 +407,9 @@ def run(recipe: Recipe, data: TextData, command: str) -> dict[str, dict[str, Any
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if start_missing_processes("training.train", arguments):
-        return
     try:
+        if start_missing_processes("training.train", arguments):
+            return
         recipe = parse_recipe(arguments)
         if recipe.training.do_train and recipe.training.resume_from_checkpoint == "auto":
             check_recipe_of_run(recipe)

@@ -212,7 +212,7 @@ def _section(alignment: Mapping[str, Any], source_language: str | None, target_l
 {_text("source", alignment, source, source_language)}
 {_text("target", alignment, target, target_language)}
 <p class="status" role="status"></p>
-<details{" open" * (len(source) * len(target) <= LARGEST_OPEN_TABLE)}><summary>Heat map, in percent</summary>
+<details{" open" * (len(source) * len(target) <= LARGEST_OPEN_TABLE)}><summary>Heat map in percent: source across, target down</summary>
 <div class="scroll"><table></table></div></details>
 <script type="application/json">{values}</script>
 </section>"""

@@ -426,7 +426,7 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
     def _require_positive_integer(self, name: str, largest: int = LARGEST_SIZE) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-            self._reject(name, f"allowed: an integer from 1 to {largest}")
+            self._reject(name, f"allowed: an integer from 1 up to {largest}")
 
     def _validate_token_ids(self) -> None:
         limits = {

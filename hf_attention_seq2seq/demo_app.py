@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import SpaceCardData
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .alignment_page import alignment_html
+from .alignment_page import AlignmentView
 from .pipelines import TranslationPipeline
 
 if TYPE_CHECKING:
@@ -37,19 +37,6 @@ REQUIREMENTS = ("torch", "transformers", "tokenizers", "safetensors")
 _STYLE = """
 .source textarea { unicode-bidi: plaintext; text-align: start; font-size: 1.2rem; }
 .result h3 { margin: 1.5rem 0 0.5rem; unicode-bidi: plaintext; text-align: start; }
-.result iframe { width: 100%; border: 0; background: white; }
-"""
-# Frames are as high as their pages, from when these are loaded, and again when gradio puts its own attributes back.
-_FIT_FRAMES = """
-const fit = (frame) => {
-    const page = frame.contentDocument && frame.contentDocument.documentElement;
-    if (page) frame.style.height = page.offsetHeight + "px";
-};
-element.addEventListener("load", ({target}) => {
-    fit(target);
-    new ResizeObserver(() => fit(target)).observe(target.contentDocument.documentElement);
-}, true);
-watch("value", () => element.querySelectorAll("iframe").forEach(fit));
 """
 _README = """
 # {title}
@@ -98,7 +85,7 @@ def build_app(
     try:
         import gradio as gr
     except ImportError as error:
-        raise ImportError("The page needs gradio: pip install 'gradio>=6.10'.") from error
+        raise ImportError("The page needs gradio: pip install 'gradio>=6'.") from error
     translate = TranslationPipeline(model=model, tokenizer=tokenizer, task="translation")
     has_attention = model.config.attention_type != "none"
     beams = model.generation_config.to_diff_dict().get("num_beams", 4)
@@ -126,7 +113,7 @@ def build_app(
             ]
         if not has_attention:
             gr.Markdown("This model has no attention, so there are no alignments.")
-        results = gr.HTML(js_on_load=_FIT_FRAMES)
+        results = gr.HTML()
         inputs = [text, *choices]
         # While one text is translated, only the last of those typed since waits.
         gr.on(
@@ -160,17 +147,15 @@ def results_html(translate: Callable[..., list[dict[str, Any]]], text: str, **op
         return _message(f"{wanted} results need at least {wanted} beams; now there are {options['num_beams']}.")
     try:
         records = translate(text.strip(), **options)
-        return "".join(_result(number, record) for number, record in enumerate(records, start=1))
+        return "".join(map(_result, records))
     except ValueError as error:
         return _message(str(error))
 
 
-def _result(number: int, record: dict[str, Any]) -> str:
-    frame = ""
-    if "alignment" in record:
-        page = escape(alignment_html([record["alignment"]]))
-        frame = f'<iframe title="Alignment of result {number}" srcdoc="{page}"></iframe>'
+def _result(record: dict[str, Any]) -> str:
     shown = escape(record["translation_text"]) or "<em>(an empty text)</em>"
+    # Scripts in the HTML of gradio do not run; those of a frame do.
+    frame = AlignmentView(record["alignment"])._repr_html_() if "alignment" in record else ""
     return f'<section class="result"><h3>{shown}</h3>{frame}</section>'
 
 

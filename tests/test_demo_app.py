@@ -25,10 +25,12 @@ from hf_attention_seq2seq import (
     TranslationPipeline,
     demo_app,
 )
+from hf_attention_seq2seq.alignment_page import alignment_html
 
 ENGLISH = ["a man sleeps", "a dog runs", "a woman <b>", "{{value}} ${1+1}"]
 GERMAN = ["ein Mann schläft", "ein Hund rennt", "eine Frau <i>", "{{value}} ${1+1}"]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+PATIENCE = 60_000  # milliseconds; machines that test may be busy
 
 
 def own_model(**options):
@@ -81,8 +83,7 @@ class Parts(HTMLParser):
 # --- The fragments ---------------------------------------------------------------------------------------------------
 
 
-def test_results_are_those_of_the_pipeline(monkeypatch):
-    monkeypatch.setattr(demo_app, "alignment_html", lambda alignments: f'<p title="{alignments[0].target}">&amp;</p>')
+def test_results_are_those_of_the_pipeline():
     model, tokenizer = own_model()
     pipe = translator(model, tokenizer)
     options = {"num_beams": 4, "num_return_sequences": 3}
@@ -91,7 +92,7 @@ def test_results_are_those_of_the_pipeline(monkeypatch):
         assert len({record["translation_text"] for record in records}) == 3
         parts = Parts(demo_app.results_html(pipe, f" {text}\n", return_alignments=True, **options))
         assert parts.headings == [record["translation_text"] for record in records]
-        assert parts.frames == [f'<p title="{record["alignment"].target}">&amp;</p>' for record in records]
+        assert parts.frames == [alignment_html(record["alignment"]) for record in records]
         assert parts.tags == ["section", "h3", "iframe"] * 3
     parts = Parts(demo_app.results_html(pipe, ENGLISH[0], **options))
     assert parts.tags == ["section", "h3"] * 3
@@ -149,7 +150,9 @@ def browser():
             browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
         except api.Error as error:
             pytest.skip(f"no browser: {error}")
+        api.expect.set_options(timeout=PATIENCE)
         yield browser
+        api.expect.set_options(timeout=5_000)
         browser.close()
 
 
@@ -158,7 +161,8 @@ def opened(browser, address):
     """A page that fails if a script of it does."""
     errors = []
     page = browser.new_page()
-    page.on("pageerror", errors.append)
+    page.set_default_timeout(PATIENCE)
+    page.on("pageerror", lambda error: errors.append(error))
     page.goto(address, wait_until="domcontentloaded")
     yield page
     page.close()
@@ -202,10 +206,8 @@ def test_it_translates_as_one_types(browser):
         frame = page.frame_locator("iframe")
         for word in ("dog", "runs"):
             expect(frame.locator("body")).to_contain_text(word)
-        # The whole page of the alignment is seen, without a bar to scroll it.
-        inner = "frame => frame.contentDocument.documentElement.scrollHeight - frame.clientHeight"
-        expect(page.locator("iframe")).to_have_attribute("style", re.compile("height"))
-        assert page.locator("iframe").evaluate(inner) == 0 < page.locator("iframe").bounding_box()["height"]
+        frame.get_by_role("option", name="dog").hover()  # the page's script runs
+        expect(frame.get_by_role("status")).to_have_text(re.compile(r"^dog ↔ .+ [01]\.\d{3}"))
 
         choose(page, "Results", 3)
         shows(page, texts_of(model, tokenizer, "a dog runs", 4, 3))
@@ -296,7 +298,7 @@ def test_the_files_of_a_space(saved, tmp_path, monkeypatch):
     assert not list(space.rglob("__pycache__"))
 
     launched = []
-    monkeypatch.setattr(gradio.Blocks, "launch", launched.append)
+    monkeypatch.setattr(gradio.Blocks, "launch", lambda self: launched.append(self))
     monkeypatch.chdir(tmp_path)
     assert runpy.run_path(str(space / "app.py"))["demo"] is launched[0]
     samples = [block for block in launched[0].blocks.values() if isinstance(block, gradio.Dataset)]

@@ -1,6 +1,5 @@
 """The tasks in transformers' registry, and the pipelines as remote code."""
 
-import shutil
 import types
 
 import pytest
@@ -8,7 +7,8 @@ import transformers
 from transformers import pipeline
 from transformers import pipelines as library
 
-from hf_attention_seq2seq import compat, pipelines
+from hf_attention_seq2seq import pipelines
+from hf_attention_seq2seq.publishing import write_code
 
 from .pipeline_helpers import CLASSES, NATIVE, SHORT, TEXTS, TOKENIZER, make_model, make_pipeline
 
@@ -59,17 +59,16 @@ def test_a_changed_library_gives_a_warning(monkeypatch, caplog, change):
 
 
 def test_as_remote_code(tmp_path, monkeypatch):
-    """A repository that brings `pipelines.py` along works without this package, for those who trust it."""
+    """A repository of another model that brings the pipelines along works for those who trust it."""
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     repository = tmp_path / "repository"
     model = make_model("bart")
     expected = make_pipeline(model)(TEXTS, **SHORT)
-    entry = {"impl": "pipelines.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}
+    entry = {"impl": "remote_code.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}
     model.config.custom_pipelines = {"translation": entry}
     model.save_pretrained(repository)
     TOKENIZER.save_pretrained(repository)
-    for module in (pipelines, compat):
-        shutil.copy(module.__file__, repository)
+    write_code(repository)
     trusting = pipeline("translation", model=str(repository), trust_remote_code=True, device="cpu")
     assert type(trusting).__module__.startswith("transformers_modules")
     assert trusting(TEXTS, **SHORT) == expected

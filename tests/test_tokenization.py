@@ -484,8 +484,7 @@ def test_special_tokens_are_read_in_the_form_of_either_version(separate):
         assert tokenizer.decode([tokenizer.target_vocab_size - 1]) == "<new>"
 
 
-def test_remote_code(tmp_path, separate, monkeypatch):
-    monkeypatch.setattr(AttentionSeq2SeqTokenizer, "_auto_class", "AutoTokenizer")
+def test_remote_code(tmp_path, separate):
     separate.save_pretrained(tmp_path / "tokenizer")
     script = """if True:
         import sys

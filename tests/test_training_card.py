@@ -127,11 +127,11 @@ def test_the_training(tmp_path):
 
 def test_the_alignment_picture(tmp_path):
     for picture in (tmp_path / "an alignment.png", "an alignment.png"):
-        card = ModelCard.load(write(tmp_path, alignment_picture=picture))
+        card = ModelCard.load(write(tmp_path, alignment_pictures=[picture]))
         assert "![alignment](an%20alignment.png)" in section(card, "Alignment")
     for outside in (tmp_path.parent / "x.png", "../x.png"):
         with pytest.raises(ValueError, match="x.png' is not inside"):
-            write(tmp_path, alignment_picture=outside)
+            write(tmp_path, alignment_pictures=[outside])
 
 
 def test_what_is_not_given_is_left_out(tmp_path):

@@ -56,7 +56,7 @@ def write_model_card(
     datasets: str | Iterable[str] = (),
     task: str = "translation",
     examples: Sequence[Sequence[str]] = (),
-    alignment_picture: str | os.PathLike | None = None,
+    alignment_pictures: Sequence[str | os.PathLike] = (),
     command: str,
     minutes: float,
     machine: str,
@@ -79,7 +79,7 @@ def write_model_card(
         task: one of `TASKS`.
         examples: `(source, output)` or `(source, output, reference)` of each; the first is the example of the code, so
             its output should be what the pipeline gives without options.
-        alignment_picture: path of a picture inside `folder`, given with or without `folder`.
+        alignment_pictures: paths of pictures inside `folder`, given with or without `folder`.
         command: what was run.
         minutes: how long it took.
         machine: on what; see `describe_machine`.
@@ -118,7 +118,7 @@ def write_model_card(
         "## Results": _results(figures, signatures, grouped),
         "## Use": _use(task, examples, model_id),
         "## Examples": _table(("source", "output", "reference")[: max(map(len, examples), default=0)], examples),
-        "## Alignment": _picture(Path(folder), alignment_picture),
+        "## Alignment": _pictures(Path(folder), alignment_pictures),
         "## Training": f"Trained in {minutes:.1f} minutes ({machine}), with\n\n{_fenced(command, 'bash')}\n\n"
         f"where the recipe is\n\n{_fenced(recipe_text, 'yaml')}",
         "## Limitations": limitations.strip(),
@@ -250,15 +250,16 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _picture(folder: Path, picture: str | os.PathLike | None) -> str:
-    if picture is None:
-        return ""
-    path = Path(picture)
-    if path.is_relative_to(folder):
-        path = path.relative_to(folder)
-    if path.is_absolute() or ".." in path.parts:
-        raise ValueError(f"The picture {str(picture)!r} is not inside {str(folder)!r}; the card can not show it.")
-    return f"Source across, output down; white is all of the attention.\n\n![alignment]({quote(path.as_posix())})"
+def _pictures(folder: Path, pictures: Sequence[str | os.PathLike]) -> str:
+    lines = []
+    for picture in pictures:
+        path = Path(picture)
+        if path.is_relative_to(folder):
+            path = path.relative_to(folder)
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"The picture {str(picture)!r} is not inside {str(folder)!r}; the card can not show it.")
+        lines.append(f"![alignment]({quote(path.as_posix())})")
+    return "\n\n".join(["Source across, output down; white is all of the attention.", *lines]) if lines else ""
 
 
 def _fenced(text: str, language: str) -> str:

@@ -106,6 +106,7 @@ def make_model(recipe: Recipe, tokenizer: AttentionSeq2SeqTokenizer) -> Attentio
             recipe.configuration(vocab_size=len(tokenizer), decoder_vocab_size=target_size)
         )
     generation = model.generation_config
+    generation._from_model_config = False  # it says more than the configuration
     generation.num_beams = recipe.evaluation.num_beams
     generation.length_penalty = recipe.evaluation.length_penalty
     generation.max_length = recipe.evaluation.max_new_tokens + 1
@@ -202,6 +203,7 @@ def train(recipe: Recipe, data: TextData) -> tuple[RecipeTrainer, float]:
             AttentionSeq2SeqForConditionalGeneration.from_pretrained(folder / "averaged").state_dict()
         )
     model.generation_config = generation  # evaluations have filled it with the library's defaults
+    model.config.use_cache = True  # which the Trainer of transformers 5 switches off
     trainer.save_model()
     trainer.save_state()
     return trainer, minutes
@@ -338,15 +340,15 @@ def write_card(
     model.eval()
     shown = next(iter(data.tests.values()), data.validation)
     sources = [] if shown is None else shown[:3]["source"]
-    picture = None
-    examples = []
+    pictures, examples = [], []
     if sources:
         attends = model.config.attention_type != "none"
         outputs = translate(list(sources), return_alignments=attends)
         examples = [(source, output["translation_text"]) for source, output in zip(sources, outputs)]
         if attends:
-            picture = "alignment.png"
-            plot_alignment(outputs[0]["alignment"], folder / picture)
+            for index, output in enumerate(outputs):
+                pictures.append("alignment.png" if index == 0 else f"alignment_{index + 1}.png")
+                plot_alignment(output["alignment"], folder / pictures[-1])
     write_model_card(
         folder,
         title=evaluation.title or folder.name,
@@ -360,7 +362,7 @@ def write_card(
         license=evaluation.license,
         datasets=evaluation.data_name,
         examples=examples,
-        alignment_picture=picture,
+        alignment_pictures=pictures,
         command=command,
         minutes=minutes,
         machine=describe_machine(),

@@ -25,6 +25,7 @@ from huggingface_hub import SpaceCardData
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .alignment_page import AlignmentView
+from .modeling_attention_seq2seq import AttentionSeq2SeqPreTrainedModel
 from .pipelines import TranslationPipeline
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ REQUIREMENTS = ("torch", "transformers", "tokenizers", "safetensors")
 # The direction of each line of the text box follows from what is typed.
 _STYLE = """
 .source textarea { unicode-bidi: plaintext; text-align: start; font-size: 1.2rem; }
-.result h3 { margin: 1.5rem 0 0.5rem; unicode-bidi: plaintext; text-align: start; }
+.result h3 { margin: 1.5rem 0 0.5rem; font-size: 1.4rem; unicode-bidi: plaintext; text-align: start; }
 """
 _README = """
 # {title}
@@ -59,9 +60,12 @@ def load(name: str | os.PathLike) -> tuple[PreTrainedModel, PreTrainedTokenizerB
         name: a folder, or a name on the Hub.
 
     Raises:
-        OSError, ValueError: there is no model and tokenizer that can be loaded.
+        OSError, ValueError: there is no model of this package, or no tokenizer, that can be loaded.
     """
-    return AutoModelForSeq2SeqLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+    model = AutoModelForSeq2SeqLM.from_pretrained(name)
+    if not isinstance(model, AttentionSeq2SeqPreTrainedModel):
+        raise ValueError(f"{str(name)!r} holds a {type(model).__name__}; the page is for models of this package.")
+    return model, AutoTokenizer.from_pretrained(name)
 
 
 def build_app(

@@ -78,7 +78,7 @@ def test_the_texts_are_shown_as_they_are():
 
 
 def test_tokens_without_places_in_the_text():
-    """Without a text the tokens stand for it; pieces of one character, such as bytes, stand apart from the second on."""
+    """Without a text the tokens stand for it. Pieces of one character, such as bytes: all but the first stand apart."""
     parsed = Parsed(alignment_html({**pair(), "source": None, "target_offsets": None}))
     assert parsed.texts == ["a ▁blue ▁shirt . </s>", "חולצה ▁כחולה . </s>"]
     bytes_ = {**tokens_only(["x", "<E4>", "<B8>", "!"], ["y"]), "source": " x 中!\n"}

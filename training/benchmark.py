@@ -110,7 +110,7 @@ def attention(arguments: BenchmarkArguments) -> None:
     print("\nadditive energies, forward and backward, batch 16, source 400, target 100, size 512")
     results = {}
     for kind in ("straightforward", "recomputed"):
-        command = [sys.executable, "-m", "training.benchmark", f"additive-{kind}", str(arguments.threads)]
+        command = [sys.executable, "-m", f"{__package__}.benchmark", f"additive-{kind}", str(arguments.threads)]
         results[kind] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         print(f"{kind:<16}{results[kind]['megabytes']:>8.0f} MB{results[kind]['seconds']:>8.2f} s")
     memory, seconds = (

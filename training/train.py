@@ -410,7 +410,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        if start_missing_processes("training.train", arguments):
+        if start_missing_processes(f"{__package__}.train", arguments):
             return
         recipe = parse_recipe(arguments)
         if recipe.training.do_train and recipe.training.resume_from_checkpoint == "auto":
@@ -419,7 +419,7 @@ def main(arguments: list[str] | None = None) -> None:
         data = load_text_data(recipe.data) if needs_data else TextData(None, None, {}, [], [])
     except ValueError as error:
         sys.exit(f"error: {error}")
-    run(recipe, data, shlex.join(["python", "-m", "training.train", *arguments]))
+    run(recipe, data, shlex.join(["python", "-m", f"{__package__}.train", *arguments]))
 
 
 if __name__ == "__main__":

@@ -102,7 +102,13 @@ def _label(token: str, missing: set[str]) -> str:
 
 def _width(labels: list[str]) -> float:
     """About the width of the widest label, in units of the size of its text."""
-    return max(sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.6 for c in label) for label in labels)
+
+    def of(character):
+        if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+            return 0.0  # accents and marks without a place of their own
+        return 1.0 if unicodedata.east_asian_width(character) in "WF" else 0.6
+
+    return max(sum(map(of, label)) for label in labels)
 
 
 def _draw(alignment: Mapping[str, Any], title: str | None) -> tuple[Figure, list[Axes], torch.Tensor]:

@@ -78,7 +78,7 @@ def test_the_texts_are_shown_as_they_are():
 
 
 def test_tokens_without_places_in_the_text():
-    """Without a text the tokens stand for it. Pieces of one character, such as bytes: all but the first stand apart."""
+    """Without a text the tokens stand for it; of pieces of one character, such as bytes, the second stands apart."""
     parsed = Parsed(alignment_html({**pair(), "source": None, "target_offsets": None}))
     assert parsed.texts == ["a ▁blue ▁shirt . </s>", "חולצה ▁כחולה . </s>"]
     bytes_ = {**tokens_only(["x", "<E4>", "<B8>", "!"], ["y"]), "source": " x 中!\n"}
@@ -213,8 +213,8 @@ def test_choosing_layer_and_head(opened):
         assert_shown(page, "source", expected[0])
 
     assert_all(weights[1].mean(0))  # at first: the last layer's mean
-    page.locator("[name=layer]").select_option("0")
-    page.locator("[name=head]").select_option("2")
+    page.locator("[name=layer]").select_option(value="0")
+    page.locator("[name=head]").select_option(value="2")
     assert_all(weights[0, 2])
 
 

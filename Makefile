@@ -8,7 +8,7 @@ TORCH = $(shell sed -n 's/^torch==//p' $(CONSTRAINTS))
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: setup demo test test-slow lint clean
+.PHONY: setup demo test test-slow lint typecheck clean
 
 setup: $(VENV)/installed
 
@@ -33,6 +33,9 @@ test-slow: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+typecheck: setup
+	$(BIN)/mypy
 
 clean:
 	rm -rf $(VENV) build dist runs *.egg-info

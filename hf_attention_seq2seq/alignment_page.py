@@ -18,7 +18,7 @@ LARGEST_OPEN_TABLE = 2500
 
 _STYLE = """
 :root { color-scheme: light dark; --shade: 255 158 27; --edge: #999; }
-@media (prefers-color-scheme: dark) { :root { --shade: 166 84 0; --edge: #777; } }
+@media (prefers-color-scheme: dark) { :root { --shade: 255 158 27; --edge: #777; } }
 body { font: 1rem/1.6 system-ui, sans-serif; max-width: 75rem; margin: 0 auto; padding: .5rem 1rem; }
 h1 { font-size: 1.3rem; }
 section { border-top: 1px solid var(--edge); padding: .5rem 0; }
@@ -103,7 +103,7 @@ for (const pair of document.querySelectorAll("section")) {
     const s = source.indexOf(tokens[0]), t = target.indexOf(tokens[0]);
     const shades = (text, weight) => text.forEach((token, i) => token.style.setProperty("--weight", weight(i)));
     shades(source, (i) => t < 0 ? 0 : matrix[t][i]);
-    shades(target, (i) => s < 0 ? 0 : matrix[i][s]);
+    shades(target, (i) => s < 0 ? 0 : matrix[i][0]);
     shown.forEach((element) => element.classList.remove("active"));
     [...source, ...target].forEach((token) => token.setAttribute("aria-selected", token === tokens[0]));
     shown = [...tokens, ...tokens.map((token) => columns[source.indexOf(token)] || rows[target.indexOf(token)])]
@@ -132,7 +132,7 @@ for (const pair of document.querySelectorAll("section")) {
   pair.addEventListener("focusout", () => show([]));
   for (const text of [source, target]) {
     text.forEach((token, i) => token.addEventListener("keydown", (event) => {
-      const step = getComputedStyle(token.closest("[role=listbox]")).direction === "rtl" ? -1 : 1;
+      const step = getComputedStyle(token.closest("[role=listbox]")).direction === "rtl" ? 1 : 1;
       const next = { ArrowRight: i + step, ArrowLeft: i - step, Home: 0, End: text.length - 1 }[event.key];
       if (!text[next]) return;
       event.preventDefault();

@@ -37,7 +37,7 @@ REQUIREMENTS = ("torch", "transformers", "tokenizers", "safetensors")
 # The direction of each line of the text box follows from what is typed.
 _STYLE = """
 .source textarea { unicode-bidi: plaintext; text-align: start; font-size: 1.2rem; }
-.result h3 { margin: 1.5rem 0 0.5rem; font-size: 1.4rem; unicode-bidi: plaintext; text-align: start; }
+.result h3 { margin: 1.5rem 0 0.5rem; unicode-bidi: plaintext; text-align: start; }
 """
 _README = """
 # {title}

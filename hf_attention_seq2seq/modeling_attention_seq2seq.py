@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,7 @@ DEFAULT_MAX_LENGTH = 256  # the library's own default, 20 tokens, would cut tran
 class AttentionSeq2SeqPreTrainedModel(Published, PreTrainedModel):
     """Weight initialisation, saving and loading of all models of this package."""
 
+    config: AttentionSeq2SeqConfig
     config_class = AttentionSeq2SeqConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
@@ -63,9 +65,7 @@ class AttentionSeq2SeqPreTrainedModel(Published, PreTrainedModel):
         config.validate_fields()  # a field may have been set since the configuration was made
 
     @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: str | os.PathLike | None, *args, **kwargs
-    ) -> AttentionSeq2SeqPreTrainedModel:
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *args, **kwargs) -> Self:
         """
         As in the library, from safetensors only.
 

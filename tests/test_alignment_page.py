@@ -213,8 +213,8 @@ def test_choosing_layer_and_head(opened):
         assert_shown(page, "source", expected[0])
 
     assert_all(weights[1].mean(0))  # at first: the last layer's mean
-    page.locator("[name=layer]").select_option(value="0")
-    page.locator("[name=head]").select_option(value="2")
+    page.locator("[name=layer]").select_option(index=0)
+    page.locator("[name=head]").select_option(index=3)
     assert_all(weights[0, 2])
 
 

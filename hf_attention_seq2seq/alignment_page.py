@@ -18,7 +18,7 @@ LARGEST_OPEN_TABLE = 2500
 
 _STYLE = """
 :root { color-scheme: light dark; --shade: 255 158 27; --edge: #999; }
-@media (prefers-color-scheme: dark) { :root { --shade: 255 158 27; --edge: #777; } }
+@media (prefers-color-scheme: dark) { :root { --shade: 166 84 0; --edge: #777; } }
 body { font: 1rem/1.6 system-ui, sans-serif; max-width: 75rem; margin: 0 auto; padding: .5rem 1rem; }
 h1 { font-size: 1.3rem; }
 section { border-top: 1px solid var(--edge); padding: .5rem 0; }
@@ -70,8 +70,8 @@ for (const pair of document.querySelectorAll("section")) {
   }
 
   function rest() {
-    const focused = pair.querySelector("[role=option]:focus");
-    show(focused ? [focused] : []);
+    const token = pair.querySelector("[role=option]:hover") || pair.querySelector("[role=option]:focus");
+    show(token ? [token] : []);
   }
 
   function drawTable() {
@@ -103,7 +103,7 @@ for (const pair of document.querySelectorAll("section")) {
     const s = source.indexOf(tokens[0]), t = target.indexOf(tokens[0]);
     const shades = (text, weight) => text.forEach((token, i) => token.style.setProperty("--weight", weight(i)));
     shades(source, (i) => t < 0 ? 0 : matrix[t][i]);
-    shades(target, (i) => s < 0 ? 0 : matrix[i][0]);
+    shades(target, (i) => s < 0 ? 0 : matrix[i][s]);
     shown.forEach((element) => element.classList.remove("active"));
     [...source, ...target].forEach((token) => token.setAttribute("aria-selected", token === tokens[0]));
     shown = [...tokens, ...tokens.map((token) => columns[source.indexOf(token)] || rows[target.indexOf(token)])]
@@ -132,7 +132,7 @@ for (const pair of document.querySelectorAll("section")) {
   pair.addEventListener("focusout", () => show([]));
   for (const text of [source, target]) {
     text.forEach((token, i) => token.addEventListener("keydown", (event) => {
-      const step = getComputedStyle(token.closest("[role=listbox]")).direction === "rtl" ? 1 : 1;
+      const step = getComputedStyle(token.closest("[role=listbox]")).direction === "rtl" ? -1 : 1;
       const next = { ArrowRight: i + step, ArrowLeft: i - step, Home: 0, End: text.length - 1 }[event.key];
       if (!text[next]) return;
       event.preventDefault();
@@ -207,12 +207,13 @@ def _section(alignment: Mapping[str, Any], source_language: str | None, target_l
         heads.insert(0, ("mean", "mean"))
     choices = _choice("layer", layers, len(layers) - 1) + _choice("head", heads, "mean")
     values = json.dumps(weights.double().round(decimals=4).tolist(), separators=(",", ":"))
+    unfolded = " open" * (len(source) * len(target) <= LARGEST_OPEN_TABLE)
     return f"""<section aria-label="alignment">
 {f"<p>{choices}</p>" if choices else ""}
 {_text("source", alignment, source, source_language)}
 {_text("target", alignment, target, target_language)}
 <p class="status" role="status"></p>
-<details{" open" * (len(source) * len(target) <= LARGEST_OPEN_TABLE)}><summary>Heat map in percent: source across, target down</summary>
+<details{unfolded}><summary>Heat map in percent: source across, target down</summary>
 <div class="scroll"><table></table></div></details>
 <script type="application/json">{values}</script>
 </section>"""

@@ -7,6 +7,7 @@ Importing this package registers its configuration, models, tokenizer and pipeli
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from .alignment import Alignment, align, alignments_from_generate, parse_pharaoh, symmetrize, to_pharaoh
+from .alignment_page import AlignmentView, alignment_html, save_alignment_html
 from .cache import AttentionSeq2SeqCache
 from .configuration_attention_seq2seq import PRESETS, AttentionSeq2SeqConfig
 from .ensemble import AttentionSeq2SeqEnsemble
@@ -26,7 +27,7 @@ from .publishing import VERSION
 from .scoring import Score, register_score
 from .tokenization_attention_seq2seq import AttentionSeq2SeqTokenizer
 from .unknown_words import learn_lexicon, repeated_and_untranslated, replace_unknown
-from .visualization import plot_alignment
+from .visualization import animate_alignment, plot_alignment
 
 __version__ = VERSION
 
@@ -45,6 +46,7 @@ register()
 __all__ = [
     "PRESETS",
     "Alignment",
+    "AlignmentView",
     "AttentionSeq2SeqCache",
     "AttentionSeq2SeqConfig",
     "AttentionSeq2SeqEnsemble",
@@ -57,7 +59,9 @@ __all__ = [
     "Text2TextGenerationPipeline",
     "TranslationPipeline",
     "align",
+    "alignment_html",
     "alignments_from_generate",
+    "animate_alignment",
     "beam_penalties",
     "learn_lexicon",
     "parse_pharaoh",
@@ -66,6 +70,7 @@ __all__ = [
     "register_score",
     "repeated_and_untranslated",
     "replace_unknown",
+    "save_alignment_html",
     "symmetrize",
     "to_pharaoh",
 ]

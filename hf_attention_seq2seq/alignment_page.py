@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any
 
+from .alignment import Alignment
 from .visualization import read_alignment
 
 # Larger heat maps are folded up, and drawn when unfolded.
@@ -314,5 +315,8 @@ class AlignmentView:
             'style="width: 100%; height: 32em; border: 0; resize: vertical; overflow: auto"></iframe>'
         )
 
+
+# An alignment shows itself in notebooks. Given here, for its own module is published with models and this one is not.
+Alignment._repr_html_ = lambda alignment: AlignmentView(alignment)._repr_html_()
 
 __all__ = ["AlignmentView", "alignment_html", "save_alignment_html"]

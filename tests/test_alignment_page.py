@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
+from hf_attention_seq2seq.alignment import Alignment
 from hf_attention_seq2seq.alignment_page import AlignmentView, alignment_html, save_alignment_html
 
 ENGLISH, HEBREW = "a blue shirt.", "חולצה כחולה."
@@ -299,3 +300,8 @@ def test_large_maps_are_folded_up_and_drawn_when_opened(opened):
     page.locator("summary").click()
     page.locator("tbody tr").nth(59).wait_for(state="attached")
     assert page.locator("tbody td").count() == 3600
+
+
+def test_an_alignment_shows_itself_in_a_notebook():
+    alignment = Alignment("a", "b", ["a"], ["b"], torch.ones(1, 1, 1), [(0, 1)], [(0, 1)])
+    assert alignment._repr_html_() == AlignmentView(alignment)._repr_html_()

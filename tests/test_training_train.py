@@ -58,7 +58,7 @@ def test_two_text_files_and_nothing_else(parallel_text, capsys):
     (parallel_text / "more.txt").write_text("abca\n\nddda\n", encoding="utf-8")
     capsys.readouterr()
     main(
-        ["--do_train", "false", "--output_dir", str(folder), "--disable_tqdm", "true"]
+        ["--output_dir", str(folder), "--disable_tqdm", "true"]
         + ["--predict_file", str(parallel_text / "more.txt"), "--predict_output", str(parallel_text / "out.txt")]
     )
     assert (parallel_text / "out.txt").read_text() == "a c b a\n\na d d d\n"
@@ -89,6 +89,8 @@ def test_what_a_recipe_can_do_together(parallel_text):
     (parallel_text / "test.tsv").write_text("abcd\td c b a\nbb\tb b\na\ta\n")
     where = ["--data_dir", str(parallel_text), "--output_dir", str(parallel_text / "one"), *TINY]
     main([str(parallel_text / "recipe.yaml"), *where])
+    assert "exact_match" in json.loads((parallel_text / "one" / "results.json").read_text())["validation"]
+    assert "exact_match" in (parallel_text / "one" / "README.md").read_text()
     events = list((parallel_text / "one").rglob("events*"))
     assert any(b"alignment/0" in file.read_bytes() for file in events)
     main(
@@ -112,6 +114,7 @@ def test_what_a_recipe_can_do_together(parallel_text):
         (["--metric_for_best_model", "beauty"], "beauty"),
         (["--preset", "luong-2016"], "luong-2016.*luong-2015-local-p"),
         (["--metrics", "blue"], "blue"),
+        (["--predict_file", "nowhere.txt"], "predict_file='nowhere.txt' does not exist"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_done(arguments, message, capsys):

@@ -48,7 +48,9 @@ def write_dictionary(folder: Path) -> None:
 def main() -> None:
     """Runs the demonstration."""
     started = time.time()
-    arguments = [str(Path(__file__).with_name("recipes") / "demo.yaml"), *sys.argv[1:]]
+    recipe = Path(__file__).with_name("recipes") / "demo.yaml"
+    recipe = recipe.relative_to(Path.cwd()) if recipe.is_relative_to(Path.cwd()) else recipe
+    arguments = [str(recipe), *sys.argv[1:]]
     folder = Path(parse_recipe(arguments).training.output_dir)
     write_dictionary(folder / "data")
     train([*arguments, "--data_dir", str(folder / "data")])

@@ -237,15 +237,19 @@ def make_trainer(recipe: Recipe, data: TextData, model, tokenizer: AttentionSeq2
 
 
 def score(recipe: Recipe, data: TextData, trainer: RecipeTrainer) -> dict[str, dict[str, Any]]:
-    """Translates the test sets with beam search; writes `predictions.NAME.txt` and returns the figures by set."""
+    """
+    Translates the test sets (without any, the validation data) with beam search; writes `predictions.NAME.txt` and
+    returns the figures by set.
+    """
     evaluation, folder = recipe.evaluation, Path(recipe.training.output_dir)
     search = {
         "num_beams": evaluation.num_beams,
         "length_penalty": evaluation.length_penalty,
         "max_new_tokens": evaluation.max_new_tokens,
     }
+    tests = data.tests or ({} if data.validation is None else {"validation": data.validation})
     results, lexicon = {}, None
-    for name, test in data.tests.items():
+    for name, test in tests.items():
         started = time.time()
         if evaluation.ensemble:
             model = AttentionSeq2SeqEnsemble.from_pretrained([folder, *evaluation.ensemble])
@@ -394,7 +398,7 @@ def run(recipe: Recipe, data: TextData, command: str) -> dict[str, dict[str, Any
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AttentionSeq2SeqForConditionalGeneration.from_pretrained(folder)
         trainer = make_trainer(recipe, data, model, tokenizer)
-    results = score(recipe, data, trainer) if arguments.do_predict and data.tests else {}
+    results = score(recipe, data, trainer) if arguments.do_predict else {}
     if results and trainer.is_world_process_zero():
         report = {"training_minutes": round(minutes, 1), **results}
         write_whole(results_file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
@@ -413,6 +417,11 @@ def main(arguments: list[str] | None = None) -> None:
         if start_missing_processes(f"{__package__}.train", arguments):
             return
         recipe = parse_recipe(arguments)
+        file = recipe.evaluation.predict_file
+        if file is not None and not Path(file).is_file():
+            raise ValueError(f"predict_file={file!r} does not exist.")
+        if file is not None and not recipe.given["data"] and "do_train" not in recipe.given["training"]:
+            recipe.training.do_train = False  # nothing to train on: the model is there
         if recipe.training.do_train and recipe.training.resume_from_checkpoint == "auto":
             check_recipe_of_run(recipe)
         needs_data = recipe.training.do_train or any(recipe.given["data"])

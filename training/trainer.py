@@ -278,8 +278,7 @@ class RecipeTrainer(Seq2SeqTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self._continued = Path(resume_from_checkpoint)
-        clock = self._continued / CLOCK_FILE
+        clock = Path(resume_from_checkpoint) / CLOCK_FILE
         self._seconds_before = json.loads(clock.read_text()) if clock.exists() else 0.0
         if self.weight_average is not None:
             self.weight_average.load(resume_from_checkpoint)
@@ -304,14 +303,15 @@ class RecipeTrainer(Seq2SeqTrainer):
         if self.weight_average is not None and self.state.best_model_checkpoint is not None:
             self.weight_average.load(self.state.best_model_checkpoint)
 
-    def train(self, *args, **kwargs) -> None:
+    def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> None:
         """
         See `Trainer.train`; afterwards the model has the averaged weights, and each process all of them. A training at
         its end is left there.
         """
         self._started = time.time()
+        self._continued = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
         try:
-            super().train(*args, **kwargs)
+            super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         except NothingLeft:
             self.is_in_train = False
             self._remove_old_checkpoints()

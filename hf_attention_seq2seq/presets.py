@@ -20,6 +20,16 @@ _LUONG_2015 = {
     "initializer_range": 0.1,
 }
 
+_RAFFEL_2017 = {
+    "rnn_type": "lstm",
+    "embedding_size": 256,
+    "hidden_size": 512,
+    "attention_type": "mlp",
+    "attention_query": "previous_state",
+    "attention_selection": "monotonic",
+    "monotonic_offset": -4.0,
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     # Sutskever, Vinyals, Le 2014, "Sequence to Sequence Learning with Neural Networks", section 3.4.
     "sutskever-2014": {
@@ -123,26 +133,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # Raffel et al. 2017, "Online and Linear-Time Attention by Enforcing Monotonic Alignments", section 2;
     # the scale takes the place of the normalised `v`.
-    "raffel-2017-monotonic": {
-        "rnn_type": "lstm",
-        "embedding_size": 256,
-        "hidden_size": 512,
-        "attention_type": "mlp",
-        "attention_query": "previous_state",
-        "attention_selection": "monotonic",
-        "monotonic_offset": -4.0,
-    },
+    "raffel-2017-monotonic": _RAFFEL_2017,
     # Chiu and Raffel 2018, "Monotonic Chunkwise Attention", section 2.
-    "chiu-2018-mocha": {
-        "rnn_type": "lstm",
-        "embedding_size": 256,
-        "hidden_size": 512,
-        "attention_type": "mlp",
-        "attention_query": "previous_state",
-        "attention_selection": "monotonic",
-        "monotonic_chunk_size": 4,
-        "monotonic_offset": -4.0,
-    },
+    "chiu-2018-mocha": {**_RAFFEL_2017, "monotonic_chunk_size": 4},
     # Peters, Niculae, Martins 2019, "Sparse Sequence-to-Sequence Models": sparse attention (the output is a softmax).
     "peters-2019-sparse": {
         "rnn_type": "lstm",

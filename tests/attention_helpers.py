@@ -107,3 +107,16 @@ def naive_energies(module, name, states, keys, score=None):
 def monotonic(chunk: int = 1, noise: float = 0.0, **fields) -> Attention:
     """As `attention`, with monotonic alignment."""
     return attention(attention_selection="monotonic", monotonic_chunk_size=chunk, monotonic_noise=noise, **fields)
+
+
+def assert_right_gradients(module: Attention) -> None:
+    """Finite differences of contexts and weights, with padding on either side and a row of nothing else."""
+    mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]])
+    states = torch.randn(3, 3, 8, dtype=torch.float64, requires_grad=True)
+    memory = random_memory(3, 4).requires_grad_()
+
+    def outputs(states, memory, *_):
+        found = run(module, states, memory, mask)
+        return found.contexts, found.weights
+
+    assert torch.autograd.gradcheck(outputs, (states, memory, *module.parameters()), fast_mode=True)

@@ -108,3 +108,25 @@ def concatenated(score) -> torch.Tensor:
 
 def cache_of(output):
     return output[CACHE_NAME]
+
+
+def continue_reordered(model):
+    """
+    Two hypotheses a sentence, reordered, must go on as if each had been read from its beginning.
+
+    Returns the history before the reordering, what the reordered cache gave, and what reading everything gave.
+    """
+    input_ids, mask = source_batch()
+    prefixes = torch.randint(3, 13, (8, 4), generator=torch.Generator().manual_seed(0))
+    order = torch.tensor([1, 1, 2, 3, 5, 4, 7, 7])
+    cache = cache_of(model(input_ids, mask, decoder_input_ids=prefixes, use_cache=True))
+    (history,) = cache.state.history
+    cache.reorder_cache(order)
+    words = torch.arange(3, 11)[:, None]
+    encoded = model.get_encoder()(input_ids, attention_mask=mask)
+    found = model(encoder_outputs=encoded, decoder_input_ids=words, past_key_values=cache, output_attentions=True)
+    whole = torch.cat((prefixes[order], words), 1)
+    expected = model(input_ids, mask, decoder_input_ids=whole, output_attentions=True)
+    torch.testing.assert_close(found.logits, expected.logits[:, -1:])
+    torch.testing.assert_close(found.cross_attentions[0], expected.cross_attentions[0][:, :, -1:])
+    return history, found, expected

@@ -7,7 +7,7 @@ import torch
 
 from hf_attention_seq2seq.monotonic import chunkwise_weights, expected_alignment
 
-from .attention_helpers import MASK, monotonic, naive_energies, random_memory, run, sentences
+from .attention_helpers import MASK, assert_right_gradients, monotonic, naive_energies, random_memory, run, sentences
 from .helpers import SCORED, tiny_model
 
 every_score = pytest.mark.parametrize("name", SCORED)
@@ -169,15 +169,7 @@ def test_noise_before_the_sigmoid_in_training_only():
 @every_score
 def test_gradients_agree_with_finite_differences(name, chunk):
     module = monotonic(chunk, attention_type=name, max_source_positions=4).train()
-    mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]])
-    states = torch.randn(3, 3, 8, dtype=torch.float64, requires_grad=True)
-    memory = random_memory(3, 4).requires_grad_()
-
-    def outputs(states, memory, *_):
-        found = run(module, states, memory, mask)
-        return found.contexts, found.weights
-
-    assert torch.autograd.gradcheck(outputs, (states, memory, *module.parameters()), fast_mode=True)
+    assert_right_gradients(module)
 
 
 def test_sentences_shorter_than_a_chunk():

@@ -6,7 +6,7 @@ import torch
 from hf_attention_seq2seq.monotonic import SCANNED_AT_ONCE, MonotonicAlignment
 
 from .attention_helpers import MASK, monotonic, naive_energies, random_memory, run, sentences
-from .helpers import SCORED, cache_of, source_batch, tiny_config, tiny_model
+from .helpers import SCORED, continue_reordered, tiny_config, tiny_model
 
 every_score = pytest.mark.parametrize("name", SCORED)
 every_chunk = pytest.mark.parametrize("chunk", [1, 3])
@@ -158,19 +158,6 @@ def test_beams_carry_their_own_positions(chunk):
         torch.float64, attention_selection="monotonic", monotonic_chunk_size=chunk, attention_type="dot"
     )
     model.get_decoder().attention.monotonic.scale.fill_(20.0)
-    input_ids, mask = source_batch()
-    generator = torch.Generator().manual_seed(0)
-    prefixes = torch.randint(3, 13, (8, 4), generator=generator)
-    order = torch.tensor([1, 1, 2, 3, 5, 4, 7, 7])  # two hypotheses a sentence
-    cache = cache_of(model(input_ids, mask, decoder_input_ids=prefixes, use_cache=True))
-    positions = cache.state.history[0]
+    positions, _, _ = continue_reordered(model)
     assert positions.shape == (8,)
     assert len(positions.unique()) > 2
-    cache.reorder_cache(order)
-    words = torch.arange(3, 11)[:, None]
-    encoded = model.get_encoder()(input_ids, attention_mask=mask)
-    found = model(encoder_outputs=encoded, decoder_input_ids=words, past_key_values=cache, output_attentions=True)
-    whole = torch.cat((prefixes[order], words), 1)
-    expected = model(input_ids, mask, decoder_input_ids=whole, output_attentions=True)
-    torch.testing.assert_close(found.logits, expected.logits[:, -1:])
-    torch.testing.assert_close(found.cross_attentions[0], expected.cross_attentions[0][:, :, -1:])

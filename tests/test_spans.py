@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from hf_attention_seq2seq.layout import PaddingLayout
 
-from .attention_helpers import MASK, attention, naive_score, random_memory, run, sentences
+from .attention_helpers import MASK, assert_right_gradients, attention, naive_score, random_memory, run, sentences
 from .helpers import SCORED, cache_of, source_batch, target_batch, tiny_model
 
 LOCAL = ("local_m", "local_p")
@@ -164,15 +164,7 @@ def test_gradients_agree_with_finite_differences(name, span):
         attention_heads=2,
         max_source_positions=4,
     )
-    mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]])
-    states = torch.randn(3, 3, 8, dtype=torch.float64, requires_grad=True)
-    memory = random_memory(3, 4).requires_grad_()
-
-    def outputs(states, memory, *_):
-        found = run(module, states, memory, mask)
-        return found.contexts, found.weights
-
-    assert torch.autograd.gradcheck(outputs, (states, memory, *module.parameters()), fast_mode=True)
+    assert_right_gradients(module)
 
 
 @pytest.mark.parametrize("heads", [1, 2])

@@ -126,15 +126,16 @@ class RecipeTrainingArguments(Seq2SeqTrainingArguments):
     weight_average_decay: float | None = field(
         default=None, metadata={"help": "exponential moving average of the weights, such as 0.999"}
     )
+    use_cache: bool = field(
+        default=True, metadata={"help": "kept in the configuration; the Trainer of transformers 5 would switch it off"}
+    )
     scheduled_sampling: float = field(
         default=0.0, metadata={"help": "how often, at the end of training, the model reads its own last word"}
     )
 
     def __post_init__(self):
-        by_length = {"train_sampling_strategy": "group_by_length"} if self.group_by_length else {}
-        for name, value in by_length.items():  # the name in transformers 5; in 4 it is that of our field
-            if name in {entry.name for entry in dataclasses.fields(self)}:
-                setattr(self, name, value)
+        if self.group_by_length and hasattr(self, "train_sampling_strategy"):
+            self.train_sampling_strategy = "group_by_length"  # transformers 5; in 4 the field has the name of ours
         if not 0 <= self.scheduled_sampling <= 1:
             raise ValueError(f"scheduled_sampling={self.scheduled_sampling} is not possible; allowed: 0 to 1")
         if self.metric_for_best_model is not None:
@@ -188,6 +189,9 @@ SECTIONS = {
     "training": RecipeTrainingArguments,
     "evaluation": EvaluationArguments,
 }
+SECTION_OF = {
+    entry.name: section for section, kind in SECTIONS.items() for entry in dataclasses.fields(kind) if entry.init
+}
 
 
 @dataclass(frozen=True)
@@ -231,15 +235,14 @@ def parse_recipe(arguments: list[str]) -> Recipe:
         given = _read_sections(path)
     parser = HfArgumentParser(list(SECTIONS.values()), prog="python -m training.train RECIPE.yaml", allow_abbrev=False)
     # A field of the command line replaces the file's, in the section that it belongs to.
-    known = {name: section for section in SECTIONS for name in _field_names(section)}
     overrides: dict[str, list[str]] = {}
     name = None
     for word in arguments:
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            if name not in known and name != "help":
-                raise ValueError(_unknown(name, known))
+            if name not in SECTION_OF and name != "help":
+                raise ValueError(_unknown(name))
             overrides[name] = [value] if value else []
         elif name is None:
             parser.error(f"{word!r} stands before any --field")
@@ -248,7 +251,7 @@ def parse_recipe(arguments: list[str]) -> Recipe:
     if "help" in overrides:
         parser.parse_args(["--help"])
     for name, values in overrides.items():
-        given[known[name]][name] = values if len(values) > 1 else values[0] if values else True
+        given[SECTION_OF[name]][name] = values if len(values) > 1 else values[0] if values else True
     flat = {name: value for section in given.values() for name, value in section.items() if value is not None}
     if flat.get("output_dir") is None:
         flat["output_dir"] = f"runs/{path.stem if path else 'recipe'}"
@@ -278,22 +281,17 @@ def _read_sections(path: Path) -> dict[str, dict[str, Any]]:
         if not isinstance(fields, dict | None):
             raise ValueError(f"{path}: section {section!r} must hold fields, but it holds {fields!r:.60}.")
         for name in fields or {}:
-            if name not in _field_names(section):
-                known = {other: where for where in SECTIONS for other in _field_names(where)}
-                raise ValueError(f"{path}, section {section!r}: {_unknown(name, known)}")
+            if SECTION_OF.get(name) != section:
+                raise ValueError(f"{path}, section {section!r}: {_unknown(name)}")
     for name, value in (content.get("training") or {}).items():
         if value is False and name.endswith("_strategy"):
             content["training"][name] = "no"  # which YAML reads as false
     return {section: dict(content.get(section) or {}) for section in SECTIONS}
 
 
-def _field_names(section: str) -> list[str]:
-    return [entry.name for entry in dataclasses.fields(SECTIONS[section]) if entry.init]
-
-
-def _unknown(name: str, known: dict[str, str]) -> str:
-    if name in known:
-        return f"field {name!r} belongs to the section {known[name]!r}."
-    near = difflib.get_close_matches(name, known, n=3)
-    hint = f"did you mean {' or '.join(f'{other} (section {known[other]})' for other in near)}?" if near else ""
+def _unknown(name: str) -> str:
+    if name in SECTION_OF:
+        return f"field {name!r} belongs to the section {SECTION_OF[name]!r}."
+    near = difflib.get_close_matches(name, SECTION_OF, n=3)
+    hint = f"did you mean {' or '.join(f'{other} (section {SECTION_OF[other]})' for other in near)}?" if near else ""
     return f"unknown field {name!r}; {hint or 'see python -m training.train --help'}"

@@ -51,16 +51,8 @@ from .trainer import RecipeTrainer, SamplesCallback, checkpoint_to_continue
 RECIPE_FILE = "recipe.yaml"
 # What may differ when an interrupted run is continued: it does not change the training that is already done.
 FREE_FIELDS = {
-    *(
-        "do_train",
-        "do_eval",
-        "do_predict",
-        "resume_from_checkpoint",
-        "save_total_limit",
-        "disable_tqdm",
-        "report_to",
-        "use_cpu",
-    ),
+    *("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "save_total_limit", "disable_tqdm"),
+    *("report_to", "use_cpu"),
     *("num_train_epochs", "max_steps", "logging_steps", "per_device_eval_batch_size", "early_stopping_patience"),
     *("data_dir", "test_file", "test_target_file", "max_test_rows", "dataloader_num_workers", "output_dir"),
 }
@@ -203,7 +195,6 @@ def train(recipe: Recipe, data: TextData) -> tuple[RecipeTrainer, float]:
             AttentionSeq2SeqForConditionalGeneration.from_pretrained(folder / "averaged").state_dict()
         )
     model.generation_config = generation  # evaluations have filled it with the library's defaults
-    model.config.use_cache = True  # which the Trainer of transformers 5 switches off
     trainer.save_model()
     trainer.save_state()
     return trainer, minutes
@@ -242,37 +233,30 @@ def score(recipe: Recipe, data: TextData, trainer: RecipeTrainer) -> dict[str, d
     returns the figures by set.
     """
     evaluation, folder = recipe.evaluation, Path(recipe.training.output_dir)
-    search = {
-        "num_beams": evaluation.num_beams,
-        "length_penalty": evaluation.length_penalty,
-        "max_new_tokens": evaluation.max_new_tokens,
-    }
-    tests = data.tests or ({} if data.validation is None else {"validation": data.validation})
-    results, lexicon = {}, None
+    trainer.compute_metrics = None  # the texts are measured below, in the order of their rows
+    model, lexicon = trainer.accelerator.unwrap_model(trainer.model), None
+    tests = scored_sets(data)
+    if tests and evaluation.ensemble:
+        ensemble = AttentionSeq2SeqEnsemble.from_pretrained([folder, *evaluation.ensemble])
+    results = {}
     for name, test in tests.items():
         started = time.time()
         if evaluation.ensemble:
-            model = AttentionSeq2SeqEnsemble.from_pretrained([folder, *evaluation.ensemble])
-            texts, figures = translate(recipe, model, trainer.processing_class, test["source"]), {}
+            texts, figures = translate(recipe, ensemble, trainer.processing_class, test["source"]), {}
         else:
             encoded = encode(test, trainer.processing_class)
-            output = trainer.predict(encoded, metric_key_prefix=name, **search)
+            output = trainer.predict(encoded, metric_key_prefix=name, **search_options(recipe))
             by_row = dict(zip(encoded["row"], trainer.texts(output.predictions)))
             texts, figures = [by_row[row] for row in range(len(test))], {"loss": output.metrics[f"{name}_loss"]}
         figures |= trainer.measure(texts, test)
         if evaluation.replace_unknown:
-            lexicon = lexicon or training_lexicon(data, trainer)
+            if lexicon is None:
+                lexicon = training_lexicon(data, trainer)
             for way, known in (("copied", None), ("by lexicon", lexicon)):
-                model = trainer.accelerator.unwrap_model(trainer.model)
                 replaced = translate(
                     recipe, model, trainer.processing_class, test["source"], replace_unknown=True, lexicon=known
                 )
-                measured = trainer.measure(replaced, test)
-                figures |= {
-                    f"{figure} (unknown words {way})": value
-                    for figure, value in measured.items()
-                    if isinstance(value, float)
-                }
+                figures |= labelled(trainer.measure(replaced, test), f"unknown words {way}")
         if evaluation.length_buckets:
             figures |= by_length(trainer, texts, test, evaluation.length_buckets)
         figures["seconds"] = round(time.time() - started, 1)
@@ -283,6 +267,22 @@ def score(recipe: Recipe, data: TextData, trainer: RecipeTrainer) -> dict[str, d
     return results
 
 
+def scored_sets(data: TextData) -> dict[str, Dataset]:
+    """The test sets; without any, the validation data."""
+    return data.tests or ({} if data.validation is None else {"validation": data.validation})
+
+
+def labelled(figures: dict[str, float | str], label: str) -> dict[str, float]:
+    """Figures under names that say what they are of, without the signatures."""
+    return {f"{name} ({label})": value for name, value in figures.items() if isinstance(value, float)}
+
+
+def search_options(recipe: Recipe) -> dict[str, Any]:
+    """How `generate` searches in the end."""
+    evaluation = recipe.evaluation
+    return {name: getattr(evaluation, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
+
+
 def by_length(trainer: RecipeTrainer, texts: list[str], test: Dataset, limits: list[int]) -> dict[str, float]:
     """The figures of the sentences with fewer source words than each limit (and at least the limit before)."""
     figures = {}
@@ -291,8 +291,7 @@ def by_length(trainer: RecipeTrainer, texts: list[str], test: Dataset, limits: l
         rows = [row for row, length in enumerate(lengths) if low <= length and (high is None or length < high)]
         if rows:
             bucket = f"{low} words and more" if high is None else f"{low} to {high - 1} words"
-            measured = trainer.measure([texts[row] for row in rows], test.select(rows))
-            figures |= {f"{name} ({bucket})": value for name, value in measured.items() if isinstance(value, float)}
+            figures |= labelled(trainer.measure([texts[row] for row in rows], test.select(rows)), bucket)
     return figures
 
 
@@ -310,14 +309,11 @@ def translate(
     recipe: Recipe, model, tokenizer: AttentionSeq2SeqTokenizer, sources: list[str], **options: Any
 ) -> list[str]:
     """Texts for texts, as the recipe searches."""
-    evaluation = recipe.evaluation
     pipeline = TranslationPipeline(model=model, tokenizer=tokenizer, device=recipe.training.device)
     outputs = pipeline(
         list(sources),
         batch_size=recipe.training.per_device_eval_batch_size,
-        num_beams=evaluation.num_beams,
-        length_penalty=evaluation.length_penalty,
-        max_new_tokens=evaluation.max_new_tokens,
+        **search_options(recipe),
         **options,
     )
     return [output["translation_text"].strip() for output in outputs]
@@ -342,7 +338,7 @@ def write_card(
     evaluation, model = recipe.evaluation, trainer.accelerator.unwrap_model(trainer.model)
     translate = TranslationPipeline(model=model, tokenizer=trainer.processing_class, device=model.device)
     model.eval()
-    shown = next(iter(data.tests.values()), data.validation)
+    shown = next(iter(scored_sets(data).values()), None)
     sources = [] if shown is None else shown[:3]["source"]
     pictures, examples = [], []
     if sources:

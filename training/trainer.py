@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,6 @@ class RecipeTrainer(Seq2SeqTrainer):
         self.metric_options = metric_options or {}
         self.weight_average = weight_average
         self._scored = None
-        self._averages_in_use = False
         self._seconds_before = 0.0
         self._started = time.time()
         compute = self._text_metrics if self.metric_names else None
@@ -239,18 +238,9 @@ class RecipeTrainer(Seq2SeqTrainer):
     # Averaged weights
 
     def _averages(self):
-        if self.weight_average is None or not self.is_in_train or self._averages_in_use:
+        if self.weight_average is None or not self.is_in_train:
             return nullcontext()
-        return self._swap_averages_in()
-
-    @contextmanager
-    def _swap_averages_in(self):
-        self._averages_in_use = True
-        try:
-            with self.weight_average.swapped_in(self.accelerator.unwrap_model(self.model)):
-                yield
-        finally:
-            self._averages_in_use = False
+        return self.weight_average.swapped_in(self.accelerator.unwrap_model(self.model))
 
     # Checkpoints
 

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
 from .coverage import COVERAGES
+from .hard_attention import Choice, HardSelection, JumpScores
 from .layout import PaddingLayout
 from .monotonic import MonotonicAlignment
-from .normalizers import NORMALIZERS
+from .normalizers import NORMALIZERS, log_distribution
 from .scoring import SCORES, split_heads
 from .spans import SPANS, Window
 
@@ -34,6 +35,9 @@ class PreparedMemory:
         order: where each position stands in the padded input, or `None` if it stands there already
             (see `PaddingLayout`).
         chunk_keys: the keys of monotonic attention's second score, as `keys`.
+        readout_parts: `(batch, source, size)`, what each position's values give to the readout, for hard attention
+            that is summed over positions.
+        stays_soft: `(batch,)` bool, the sentences that REINFORCE reads the expected contexts of in this batch.
     """
 
     keys: Tensor | None
@@ -42,6 +46,8 @@ class PreparedMemory:
     lengths: Tensor
     order: Tensor | None = None
     chunk_keys: Tensor | None = None
+    readout_parts: Tensor | None = None
+    stays_soft: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -71,12 +77,14 @@ class Attended:
         weights: `(rows, heads, queries, source)`, tokens in front; `None` if they were not asked for, or do not exist.
         history: what the next step must know, a tuple of tensors with `rows` rows.
         coverage_loss: `(rows, queries)`, or `None`.
+        choice: how a hard attention came to the weights, or `None`.
     """
 
     contexts: Tensor
     weights: Tensor | None = None
     history: tuple[Tensor, ...] = ()
     coverage_loss: Tensor | None = None
+    choice: Choice | None = None
 
 
 class Attention(nn.Module):
@@ -94,12 +102,12 @@ class Attention(nn.Module):
         self.context_size = config.memory_size
         self.score = SCORES[config.attention_type](config)
         self.span = SPANS[config.attention_span](config)
-        self.normalize = NORMALIZERS[config.attention_normalizer]
+        self.normalizer = config.attention_normalizer
         self.value_projection = nn.Identity()
         if config.attention_values == "projected":
             self.context_size = config.attention_size if config.attention_size is not None else config.hidden_size
             self.value_projection = nn.Linear(config.memory_size, self.context_size, bias=False)
-        self.coverage = self.monotonic = self.chunk_score = None
+        self.coverage = self.monotonic = self.chunk_score = self.hard = self.jumps = None
         if config.coverage_type is not None:
             self.coverage = COVERAGES[config.coverage_type](config)
             self.score.add_features(self.coverage.features)
@@ -107,6 +115,10 @@ class Attention(nn.Module):
             self.monotonic = MonotonicAlignment(config)
             if config.monotonic_chunk_size > 1:
                 self.chunk_score = SCORES[config.attention_type](config)
+        if config.attention_selection == "hard":
+            self.hard = HardSelection(config)
+            if config.hard_attention_order == 1:
+                self.jumps = JumpScores(config, self.context_size)
         self.gate = nn.Linear(config.hidden_size, 1) if config.context_gate else None
         self.wants_coverage_loss = config.coverage_loss_weight > 0
         self.is_stateful = self.coverage is not None or self.monotonic is not None
@@ -128,6 +140,7 @@ class Attention(nn.Module):
             lengths=layout.lengths.to(memory.device),
             order=layout.order,
             chunk_keys=None if self.chunk_score is None else self.chunk_score.project_keys(memory),
+            stays_soft=None if self.hard is None else self.hard.begin(len(memory), memory.device),
         )
 
     def first_history(self, memory: PreparedMemory, rows: int) -> tuple[Tensor, ...]:
@@ -168,10 +181,11 @@ class Attention(nn.Module):
 
         states, steps = by_sentence(states), by_sentence(steps)
         history = tuple(by_sentence(tensor.unsqueeze(1)) for tensor in history)
+        choice = None
         if self.monotonic is not None:
             weights, window, history = self._monotonic(states, memory, history)
         else:
-            weights, window = self._soft(states, memory, steps, history)
+            weights, window, choice = self._by_score(states, memory, steps, history)
         if window is None:
             contexts = weights @ memory.values  # (sentences, heads, queries, value_size)
         else:
@@ -193,12 +207,14 @@ class Attention(nn.Module):
         contexts = contexts.reshape(rows, queries, -1)
         if with_weights:
             weights = weights.unflatten(2, (rows // sentences, queries)).transpose(1, 2).flatten(0, 1)
-        return Attended(contexts, weights if with_weights else None, history, coverage_loss)
+        if choice is not None:
+            choice = choice.of_rows(rows)
+        return Attended(contexts, weights if with_weights else None, history, coverage_loss, choice)
 
-    def _soft(
+    def _by_score(
         self, states: Tensor, memory: PreparedMemory, steps: Tensor, history: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Window | None]:
-        """Weights `(sentences, heads, queries, source or width)`, and the window that they are in."""
+    ) -> tuple[Tensor, Window | None, Choice | None]:
+        """Weights `(sentences, heads, queries, source or width)`, the window that they are in, and a hard choice."""
         window = self.span(states, steps, memory.lengths)
         features = None
         if self.coverage is not None:
@@ -207,10 +223,15 @@ class Attention(nn.Module):
                 places = window.positions.unsqueeze(-1).expand(-1, -1, -1, features.shape[-1])
                 features = features.gather(2, places)
         scores = self.score(self.score.project_queries(states), memory.keys, window, features)
-        weights = self.normalize(scores, self._open(memory, window))
-        if window is not None and window.factor is not None:
-            weights = weights * window.factor.unsqueeze(1)
-        return weights, window
+        factor = None if window is None or window.factor is None else window.factor.unsqueeze(1)
+        if self.hard is not None:
+            logs = log_distribution(self.normalizer, scores, self._open(memory, window), factor)
+            weights, window, choice = self.hard(logs, window, memory.stays_soft)
+            if self.jumps is not None:
+                choice = replace(choice, jumps=self.jumps(states, memory.values.squeeze(1)))
+            return weights.to(scores.dtype), window, choice
+        weights = NORMALIZERS[self.normalizer](scores, self._open(memory, window))
+        return weights if factor is None else weights * factor, window, None
 
     def _open(self, memory: PreparedMemory, window: Window | None) -> Tensor:
         """Where there may be attention, bool, broadcastable to scores."""
@@ -226,7 +247,7 @@ class Attention(nn.Module):
     def _monotonic(
         self, states: Tensor, memory: PreparedMemory, history: tuple[Tensor, ...]
     ) -> tuple[Tensor, Window | None, tuple[Tensor, ...]]:
-        """As `_soft`, and the new history: alignments in training, positions in evaluation mode."""
+        """As `_by_score`, and the new history: alignments in training, positions in evaluation mode."""
         queries = self.score.project_queries(states)
         chunk_queries = None if self.chunk_score is None else self.chunk_score.project_queries(states)
         if self.training:
@@ -244,7 +265,8 @@ class Attention(nn.Module):
         inside = window.inside.unsqueeze(1)
         if chunk_queries is None:
             return inside.to(memory.values.dtype), window, (position,)
-        return self.normalize(self.chunk_score(chunk_queries, memory.chunk_keys, window), inside), window, (position,)
+        scores = self.chunk_score(chunk_queries, memory.chunk_keys, window)
+        return NORMALIZERS[self.normalizer](scores, inside), window, (position,)
 
 
 class FixedContext(nn.Module):

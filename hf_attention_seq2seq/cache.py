@@ -25,12 +25,14 @@ class DecoderState:
         steps: number of tokens consumed, `(rows,)` int64.
         feed: the last readout vector `(rows, readout_width)`, or `None` without input feeding.
         history: what attention must know of earlier alignments, tensors `(rows, ...)`.
+        chain: where an alignment stands that moves ahead only, see `Mixture.along_chain`; nothing before the start.
     """
 
     layers: tuple[LayerState, ...]
     steps: Tensor
     feed: Tensor | None = None
     history: tuple[Tensor, ...] = ()
+    chain: tuple[Tensor, ...] = ()
 
     @property
     def rows(self) -> int:

@@ -38,7 +38,11 @@ ATTENTION_QUERIES = ("current_state", "previous_state")
 ATTENTION_VALUES = ("shared", "projected")
 ATTENTION_SPANS = ("global", "local_m", "local_p")
 ATTENTION_NORMALIZERS = ("softmax", "sparsemax", "entmax15")
-ATTENTION_SELECTIONS = ("soft", "monotonic")
+ATTENTION_SELECTIONS = ("soft", "hard", "monotonic")
+HARD_ATTENTION_ESTIMATORS = ("marginal", "reinforce", "straight_through", "variational")
+HARD_ATTENTION_ORDERS = (None, 0, 1)
+HARD_ATTENTION_INFERENCES = (None, "argmax", "marginal", "sample")
+HARD_ATTENTION_BOUNDS = ("enumerated", "sampled")
 COVERAGE_TYPES = (None, "accumulated", "location_aware")
 BRIDGE_TYPES = ("linear", "copy", "mean", "zeros", "backward", "context")
 READOUT_TYPES = ("attentional", "maxout", "deep", "state")
@@ -100,8 +104,31 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         attention_window (`int`): positions on each side of a local window's center (`D`).
         attention_normalizer (`str`): `"softmax"`, `"sparsemax"` (Martins and Astudillo 2016) or `"entmax15"` (Peters
             2019); the last two need the package entmax.
-        attention_selection (`str`): `"soft"`: the weighted average; `"monotonic"`: attention that moves along the
-            sentence and never back, expected in training and hard in evaluation mode (Raffel 2017).
+        attention_selection (`str`): `"soft"`: the weighted average; `"hard"`: one position, trained as
+            `hard_attention_estimator` says; `"monotonic"`: attention that moves along the sentence and never back,
+            expected in training and hard in evaluation mode (Raffel 2017).
+        hard_attention_estimator (`str`): `"marginal"`: the exact likelihood, the sum over positions (Wu 2018);
+            `"reinforce"`: sampled positions, trained by the score function (Xu 2015, 4.1); `"straight_through"`:
+            sampled one-hot weights with the gradient of a Gumbel-softmax (Jang 2017); `"variational"`: a bound of the
+            likelihood with an inference network that sees the target (Deng 2018).
+        hard_attention_order (`int`, *optional*): `None`: each word's position is chosen for itself; `0`, `1`: exact
+            alignments that never go back, whose transitions are the attention itself or learned (Wu and Cotterell
+            2019); with `"marginal"` only.
+        hard_attention_inference (`str`, *optional*): in evaluation mode read the most probable position (`"argmax"`),
+            sum over all (`"marginal"`) or draw one (`"sample"`); `None` means `"marginal"` for the estimators that
+            train with the sum, `"argmax"` for the others.
+        hard_attention_positions (`int`, *optional*): sum over this number of the most probable positions only, for
+            large vocabularies; `None` means all.
+        hard_attention_jumps (`int`): the longest jump that transitions of order 1 tell apart from longer ones.
+        hard_attention_samples (`int`): alignments that REINFORCE draws for each sentence.
+        hard_attention_soft_probability (`float`): how often REINFORCE reads a sentence's expected contexts instead.
+        hard_attention_entropy_weight, hard_attention_baseline_decay (`float`): weight of the entropy in REINFORCE's
+            objective, and decay of the moving average that its reward is compared with.
+        hard_attention_temperature (`float`): of the Gumbel-softmax.
+        hard_attention_final_temperature (`float`, *optional*), hard_attention_annealing_steps (`int`): the temperature
+            moves to the final one during this number of batches; `None` means that it stays.
+        hard_attention_bound (`str`): the variational bound with the `"enumerated"` expectation, or one `"sampled"`
+            position for each word, trained by the score function with REINFORCE's baseline.
         monotonic_chunk_size (`int`): positions that monotonic attention averages over where it stops; 1 is Raffel
             2017, more is MoChA (Chiu and Raffel 2018).
         monotonic_offset, monotonic_noise (`float`): the first offset of the scores, and the standard deviation of the
@@ -166,6 +193,19 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         attention_window: int = 10,
         attention_normalizer: str = "softmax",
         attention_selection: str = "soft",
+        hard_attention_estimator: str = "marginal",
+        hard_attention_order: int | None = None,
+        hard_attention_inference: str | None = None,
+        hard_attention_positions: int | None = None,
+        hard_attention_jumps: int = 5,
+        hard_attention_samples: int = 1,
+        hard_attention_soft_probability: float = 0.5,
+        hard_attention_entropy_weight: float = 0.01,
+        hard_attention_baseline_decay: float = 0.9,
+        hard_attention_temperature: float = 1.0,
+        hard_attention_final_temperature: float | None = None,
+        hard_attention_annealing_steps: int = 10000,
+        hard_attention_bound: str = "enumerated",
         monotonic_chunk_size: int = 1,
         monotonic_offset: float = -1.0,
         monotonic_noise: float = 1.0,
@@ -218,6 +258,19 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         self.attention_window = attention_window
         self.attention_normalizer = attention_normalizer
         self.attention_selection = attention_selection
+        self.hard_attention_estimator = hard_attention_estimator
+        self.hard_attention_order = hard_attention_order
+        self.hard_attention_inference = hard_attention_inference
+        self.hard_attention_positions = hard_attention_positions
+        self.hard_attention_jumps = hard_attention_jumps
+        self.hard_attention_samples = hard_attention_samples
+        self.hard_attention_soft_probability = hard_attention_soft_probability
+        self.hard_attention_entropy_weight = hard_attention_entropy_weight
+        self.hard_attention_baseline_decay = hard_attention_baseline_decay
+        self.hard_attention_temperature = hard_attention_temperature
+        self.hard_attention_final_temperature = hard_attention_final_temperature
+        self.hard_attention_annealing_steps = hard_attention_annealing_steps
+        self.hard_attention_bound = hard_attention_bound
         self.monotonic_chunk_size = monotonic_chunk_size
         self.monotonic_offset = monotonic_offset
         self.monotonic_noise = monotonic_noise
@@ -322,6 +375,29 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         return self.hidden_size if self.encoder_hidden_size is None else self.encoder_hidden_size
 
     @property
+    def hard_attention_choice(self) -> str:
+        """How hard attention chooses in evaluation mode: `hard_attention_inference`, or what follows from `None`."""
+        if self.hard_attention_inference is not None:
+            return self.hard_attention_inference
+        return "marginal" if self.hard_attention_estimator in ("marginal", "variational") else "argmax"
+
+    @property
+    def sums_places(self) -> bool:
+        """Whether words' distributions are summed over hard alignments, in training or in evaluation mode."""
+        if self.attention_selection != "hard":
+            return False
+        return self.hard_attention_estimator in ("marginal", "variational") or self.hard_attention_choice == "marginal"
+
+    @property
+    def uses_score_function(self) -> bool:
+        """Whether training draws positions and rewards them."""
+        if self.attention_selection != "hard":
+            return False
+        if self.hard_attention_estimator == "variational":
+            return self.hard_attention_bound == "sampled"
+        return self.hard_attention_estimator == "reinforce"
+
+    @property
     def readout_width(self) -> int:
         """Width of the readout vector, the input of the output layer."""
         if self.readout_size is not None:
@@ -345,6 +421,10 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             ("attention_span", ATTENTION_SPANS),
             ("attention_normalizer", ATTENTION_NORMALIZERS),
             ("attention_selection", ATTENTION_SELECTIONS),
+            ("hard_attention_estimator", HARD_ATTENTION_ESTIMATORS),
+            ("hard_attention_order", HARD_ATTENTION_ORDERS),
+            ("hard_attention_inference", HARD_ATTENTION_INFERENCES),
+            ("hard_attention_bound", HARD_ATTENTION_BOUNDS),
             ("coverage_type", COVERAGE_TYPES),
             ("readout_type", READOUT_TYPES),
         ):
@@ -357,13 +437,22 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             "hidden_size",
             "attention_heads",
             "attention_window",
+            "hard_attention_jumps",
+            "hard_attention_samples",
+            "hard_attention_annealing_steps",
             "monotonic_chunk_size",
             "coverage_filters",
             "coverage_kernel_size",
             "max_source_positions",
         ):
             self._require_positive_integer(name)
-        for name in ("decoder_vocab_size", "encoder_hidden_size", "attention_size", "readout_size"):
+        for name in (
+            "decoder_vocab_size",
+            "encoder_hidden_size",
+            "attention_size",
+            "readout_size",
+            "hard_attention_positions",
+        ):
             if getattr(self, name) is not None:
                 self._require_positive_integer(name)
         for name in ("encoder_layers", "decoder_layers"):
@@ -379,17 +468,36 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         ):
             if not isinstance(getattr(self, name), bool):
                 self._reject(name, "allowed: True, False")
-        for name in ("embedding_dropout", "dropout", "memory_dropout", "output_dropout"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        for name in (
+            "embedding_dropout",
+            "dropout",
+            "memory_dropout",
+            "output_dropout",
+            "hard_attention_baseline_decay",
+        ):
+            if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) < 1:
                 self._reject(name, "allowed: a number from 0 to below 1")
+        if not _is_number(self.hard_attention_soft_probability) or not 0 <= self.hard_attention_soft_probability <= 1:
+            self._reject("hard_attention_soft_probability", "allowed: a number from 0 to 1")
+        for name in ("hard_attention_temperature", "hard_attention_final_temperature"):
+            value = getattr(self, name)
+            if value is None and name == "hard_attention_final_temperature":
+                continue
+            if not _is_number(value) or not 0 < value < math.inf:
+                self._reject(name, "allowed: a number above 0")
         if not self.is_encoder_decoder:
             self._reject("is_encoder_decoder", "allowed: True")
-        for name in ("initializer_range", "monotonic_noise", "coverage_loss_weight", "doubly_stochastic_weight"):
+        for name in (
+            "initializer_range",
+            "monotonic_noise",
+            "coverage_loss_weight",
+            "doubly_stochastic_weight",
+            "hard_attention_entropy_weight",
+        ):
             value = getattr(self, name)
             if value is None and name == "initializer_range":
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            if not _is_number(value) or not 0 <= value < math.inf:
                 self._reject(name, "allowed: a number from 0 up")
         if not isinstance(self.monotonic_offset, (int, float)) or not math.isfinite(self.monotonic_offset):
             self._reject("monotonic_offset", "allowed: a number")
@@ -513,6 +621,11 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             self._reject("coverage_kernel_size", "it must be odd, to be centred at a position")
         if self.coverage_loss_weight and self.coverage_type != "accumulated":
             self._reject("coverage_loss_weight", "the coverage loss needs coverage_type='accumulated'")
+        if self.attention_selection == "hard":
+            self._validate_hard_attention()
+        elif self.hard_attention_order is not None or self.hard_attention_positions is not None:
+            name = "hard_attention_order" if self.hard_attention_positions is None else "hard_attention_positions"
+            self._reject(name, "it needs attention_selection='hard'")
         if self.attention_selection != "monotonic":
             if self.monotonic_chunk_size != 1:
                 self._reject("monotonic_chunk_size", "chunks need attention_selection='monotonic'")
@@ -525,6 +638,37 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         ):
             if getattr(self, name) != allowed:
                 self._reject(name, f"with attention_selection='monotonic' it must be {allowed!r}: {reason}")
+
+    def _validate_hard_attention(self) -> None:
+        estimator = self.hard_attention_estimator
+        if self.sums_places:
+            for name, allowed, reason in (
+                ("attention_heads", 1, "the sum is over one head's positions"),
+                ("attention_query", "current_state", "the decoder's state would depend on the position"),
+                ("input_feeding", False, "the decoder's state would depend on the position"),
+                ("coverage_type", None, "there is no one position to remember"),
+            ):
+                if getattr(self, name) != allowed:
+                    way = f"hard_attention_estimator={estimator!r} and {self.hard_attention_choice!r} inference"
+                    self._reject(name, f"with {way}, which sum over positions, it must be {allowed!r}: {reason}")
+        if self.hard_attention_positions is not None and (
+            not self.sums_places or self.hard_attention_order is not None
+        ):
+            self._reject("hard_attention_positions", "nothing is summed over single positions here")
+        if self.hard_attention_samples != 1 and estimator != "reinforce":
+            self._reject("hard_attention_samples", "it needs hard_attention_estimator='reinforce'")
+        if self.hard_attention_final_temperature is not None and estimator != "straight_through":
+            self._reject("hard_attention_final_temperature", "it needs hard_attention_estimator='straight_through'")
+        if self.hard_attention_bound != "enumerated" and estimator != "variational":
+            self._reject("hard_attention_bound", "it needs hard_attention_estimator='variational'")
+        if self.hard_attention_order is None:
+            return
+        if estimator != "marginal":
+            self._reject("hard_attention_order", "it needs hard_attention_estimator='marginal'")
+        if self.hard_attention_choice != "marginal":
+            self._reject("hard_attention_inference", "alignments with an order are summed over; use 'marginal'")
+        if self.attention_normalizer != "softmax":
+            self._reject("attention_normalizer", "transitions are normalised by a softmax")
 
     def _validate_without_attention(self) -> None:
         for name, default in (
@@ -549,6 +693,10 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
                     "with attention_type='none' and attention_query='current_state' the first state is all that "
                     "the decoder knows of the source; use 'linear', 'copy', 'mean' or 'backward'",
                 )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 __all__ = ["ATTENTION_TYPES", "PRESETS", "AttentionSeq2SeqConfig"]

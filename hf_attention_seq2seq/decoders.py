@@ -13,7 +13,9 @@ from .bridges import build_bridge
 from .cache import DecoderState
 from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
 from .encoders import EncoderOutput
+from .hard_attention import Choice, InferenceNetwork
 from .layout import PaddingLayout
+from .mixtures import Mixture
 from .readouts import READOUTS
 from .recurrent import RecurrentLayer
 
@@ -27,6 +29,9 @@ class DecoderOutput:
         layer_states: per layer `(rows, target_length, hidden_size)`.
         weights: `(rows, heads, target_length, source_length)`, or `None` without attention or if not asked for.
         coverage_loss: `(rows, target_length)`, or `None` if the configuration has none.
+        choice: of a hard attention.
+        mixture: the words' distributions where they are summed over hard alignments; `readouts` are those of the
+            expected contexts then.
     """
 
     readouts: Tensor
@@ -34,6 +39,8 @@ class DecoderOutput:
     layer_states: tuple[Tensor, ...]
     weights: Tensor | None
     coverage_loss: Tensor | None = None
+    choice: Choice | None = None
+    mixture: Mixture | None = None
 
 
 class RecurrentDecoder(nn.Module):
@@ -69,6 +76,11 @@ class RecurrentDecoder(nn.Module):
         self.bridge = build_bridge(config)
         self.readout = READOUTS[config.readout_type](config, self.attention.context_size)
         self.readout_width = config.readout_width
+        self.order = config.hard_attention_order
+        self.sums_places = config.sums_places
+        self.samples_posterior = config.hard_attention_bound == "sampled"
+        if config.attention_selection == "hard" and config.hard_attention_estimator == "variational":
+            self.inference_network = InferenceNetwork(config, self.attention.context_size)
 
     @property
     def reads_final_states(self) -> bool:
@@ -79,7 +91,10 @@ class RecurrentDecoder(nn.Module):
         """Projects the encoder states for attention, once a sentence. `mask`: `(batch, source_length)` bool."""
         summary = None if encoder.final_hidden is None else encoder.final_hidden[:, -1]
         states = self._drop(encoder.last_hidden_state, self.memory_dropout)
-        return self.attention.prepare(states, PaddingLayout.from_mask(mask), summary)
+        memory = self.attention.prepare(states, PaddingLayout.from_mask(mask), summary)
+        if not self.sums_places:
+            return memory
+        return replace(memory, readout_parts=self.readout.context_part(memory.values.squeeze(1)))
 
     def first_state(self, encoder: EncoderOutput, memory: PreparedMemory, rows: int) -> DecoderState:
         """The state before the first token, for `rows` hypotheses which the sentences share evenly."""
@@ -98,6 +113,8 @@ class RecurrentDecoder(nn.Module):
         state: DecoderState,
         mask: Tensor | None = None,
         with_weights: bool = True,
+        targets: Tensor | None = None,
+        counted: Tensor | None = None,
     ) -> DecoderOutput:
         """
         Args:
@@ -106,12 +123,38 @@ class RecurrentDecoder(nn.Module):
             state: before the first of these tokens.
             mask: `(rows, target_length)` bool; a false entry leaves the row's state as it is. `None` if all are true.
             with_weights: whether the attention weights are wanted.
+            targets, counted: embeddings of the words to predict, and where there are some, `(rows, target_length)`
+                bool, for an inference network; `None` to do without.
         """
         run = self._run_at_once if self.runs_at_once and mask is None else self._run_steps
         output = run(embeddings, memory, state, mask, with_weights)
         if output.weights is not None:
             output = replace(output, weights=restore_weights(output.weights, memory))
+        if output.choice is not None and output.choice.log_weights is not None:
+            mixture = self._mixture(output, embeddings, memory)
+            if targets is not None:
+                values = memory.values.squeeze(1).repeat_interleave(len(embeddings) // memory.rows, dim=0)
+                posterior = self.inference_network(targets, counted, values, output.choice)
+                mixture = mixture.with_posterior(posterior, self.samples_posterior)
+            started = state.steps > 0
+            output = replace(output, mixture=replace(mixture, mask=mask, chain=state.chain, started=started))
         return output
+
+    def _mixture(self, output: DecoderOutput, embeddings: Tensor, memory: PreparedMemory) -> Mixture:
+        states, gate = output.layer_states[-1], self.attention.gate
+        dropout = None
+        if self.training and self.output_dropout:
+            dropout = self._drop(output.readouts.new_ones(output.readouts.shape), self.output_dropout)
+        return Mixture(
+            states=self.readout.state_part(states, embeddings),
+            contexts=memory.readout_parts,
+            scale=None if gate is None else torch.sigmoid(gate(states)),
+            dropout=dropout,
+            finish=self.readout.finish,
+            choice=output.choice,
+            memory=memory,
+            order=self.order,
+        )
 
     def _drop(self, tensor: Tensor, rate: float) -> Tensor:
         return F.dropout(tensor, rate, self.training) if rate else tensor
@@ -133,7 +176,7 @@ class RecurrentDecoder(nn.Module):
         attended = self.attention(inputs, memory, steps, with_weights=with_weights)
         readouts = self._drop(self.readout(inputs, attended.contexts, embeddings), self.output_dropout)
         state = replace(state, layers=tuple(last), steps=steps[:, -1] + 1)
-        return DecoderOutput(readouts, state, tuple(layer_states), attended.weights)
+        return DecoderOutput(readouts, state, tuple(layer_states), attended.weights, choice=attended.choice)
 
     def _run_steps(
         self,
@@ -161,6 +204,7 @@ class RecurrentDecoder(nn.Module):
             layer_states=tuple(torch.stack(layer, dim=1) for layer in zip(*(step.layer_states for step in steps))),
             weights=_concatenate([step.attended.weights for step in steps], dim=2),
             coverage_loss=_concatenate([step.attended.coverage_loss for step in steps], dim=1),
+            choice=Choice.concatenate([step.attended.choice for step in steps]),
         )
 
     def _step(
@@ -191,7 +235,7 @@ class RecurrentDecoder(nn.Module):
         if self.input_feeding:
             readout = self.readout(hidden, attended.contexts.squeeze(1), embedding)
             readout = self._drop(readout, self.output_dropout)
-        state = DecoderState(tuple(layers), state.steps + 1, readout, attended.history)
+        state = replace(state, layers=tuple(layers), steps=state.steps + 1, feed=readout, history=attended.history)
         return state, _Step(layer_states, attended, readout)
 
 

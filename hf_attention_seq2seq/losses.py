@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -70,10 +72,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         states_gradient = torch.empty_like(states) if needs_states else None
         weight_gradient = torch.zeros_like(weight) if needs_weight else None
         bias_gradient = torch.zeros_like(bias) if needs_bias else None
-        if torch.is_autocast_enabled(states.device.type):
-            dtype = torch.get_autocast_dtype(states.device.type)
-        else:
-            dtype = weight.dtype
+        dtype = _product_dtype(weight)
         matrix = weight.to(dtype)
         rows = max(CHUNK // weight.shape[0], 1)
         for start in range(0, len(states), rows):
@@ -109,16 +108,85 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (*scaled, None, None)
 
 
-def coverage_loss(per_step: Tensor, counted: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+def linear_log_likelihood(states: Tensor, output_layer: nn.Linear, words: Tensor, smoothing: float = 0.0) -> Tensor:
     """
-    Mean coverage loss of the target tokens (See 2017, eq. 12 and 13).
+    `log_softmax(output_layer(states))` at each word, `(words,)`, or with `smoothing` that part of it the vocabulary's
+    mean; only a part of the logits exists at a time, and none is kept for the gradient.
 
     Args:
-        per_step: `(rows, target_length)`.
+        states: `(words, size)`.
+        output_layer: from `size` to the vocabulary.
+        words: `(words,)` int64.
+    """
+    return _LinearLogLikelihood.apply(states, output_layer.weight, output_layer.bias, words, smoothing)
+
+
+class _LinearLogLikelihood(torch.autograd.Function):
+    """The logits are computed again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, states: Tensor, weight: Tensor, bias: Tensor, words: Tensor, smoothing: float) -> Tensor:
+        ctx.dtype, ctx.smoothing = _product_dtype(weight), smoothing
+        normalizers, likelihoods = [], []
+        for part, word in _parts(weight, states, words):
+            logits = _linear(part, weight, bias, ctx.dtype)
+            normalizers.append(logits.logsumexp(dim=1))
+            picked = logits.gather(1, word.unsqueeze(1)).squeeze(1)
+            if smoothing:
+                picked = (1 - smoothing) * picked + smoothing * logits.mean(dim=1)
+            likelihoods.append(picked - normalizers[-1])
+        normalizer = torch.cat(normalizers)
+        ctx.save_for_backward(states, weight, bias, words, normalizer)
+        return torch.cat(likelihoods)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor):
+        states, weight, bias, words, normalizer = ctx.saved_tensors
+        states_gradient = torch.empty_like(states)
+        weight_gradient, bias_gradient = torch.zeros_like(weight), torch.zeros_like(bias)
+        done = 0
+        for part, word, total, outer in _parts(weight, states, words, normalizer, gradient):
+            logits = _linear(part, weight, bias, ctx.dtype)
+            # d likelihood / d logits: what was expected less the softmax
+            inner = logits.sub_(total.unsqueeze(1)).exp_().mul_(-outer.unsqueeze(1))
+            if ctx.smoothing:
+                inner += (outer * ctx.smoothing / weight.shape[0]).unsqueeze(1)
+            inner.scatter_add_(1, word.unsqueeze(1), ((1 - ctx.smoothing) * outer).unsqueeze(1))
+            bias_gradient += inner.sum(dim=0)
+            inner = inner.to(ctx.dtype)
+            states_gradient[done : done + len(part)] = inner @ weight.to(ctx.dtype)
+            weight_gradient.addmm_(inner.T.to(weight.dtype), part.to(weight.dtype))
+            done += len(part)
+        return states_gradient, weight_gradient, bias_gradient, None, None
+
+
+def _parts(weight: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same rows of all tensors, so many that their logits fit in a chunk."""
+    return zip(*(tensor.split(max(CHUNK // weight.shape[0], 1)) for tensor in tensors))
+
+
+def _linear(states: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Logits in fp32 at least, of a product in `dtype`."""
+    logits = torch.addmm(bias.to(dtype), states.to(dtype), weight.to(dtype).T)
+    return logits.to(torch.promote_types(dtype, torch.float32))
+
+
+def _product_dtype(weight: Tensor) -> torch.dtype:
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+def counted_mean(values: Tensor, counted: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    """
+    Mean of what each target token adds to the loss.
+
+    Args:
+        values: `(rows, target_length)`.
         counted: `(rows, target_length)` bool, true at target tokens.
         num_items_in_batch: the divisor, as in `sequence_loss`.
     """
-    return _mean(torch.where(counted, per_step, 0.0).sum(), counted, num_items_in_batch)
+    return _mean(torch.where(counted, values, 0.0).sum(), counted, num_items_in_batch)
 
 
 def doubly_stochastic_loss(

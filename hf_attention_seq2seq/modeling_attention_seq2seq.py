@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.modeling_outputs import ModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 
+from .attention import restore_weights
 from .cache import AttentionSeq2SeqCache
 from .checks import (
     IGNORED_LABEL,
@@ -32,15 +33,17 @@ from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
 from .decoders import RecurrentDecoder
 from .encoders import EncoderOutput, RecurrentEncoder
 from .generation import RecurrentGenerationMixin
+from .hard_attention import Choice, HardSelection, reinforce_loss
 from .loading import ONLY_SAFETENSORS, check_source, check_weights
 from .losses import (
-    coverage_loss,
+    counted_mean,
     doubly_stochastic_loss,
     linear_sequence_loss,
     sequence_loss,
     with_auxiliary_loss,
     with_scaled_gradient,
 )
+from .mixtures import Mixture
 from .monotonic import MonotonicAlignment
 from .publishing import Published
 from .scoring import Score
@@ -108,6 +111,8 @@ class AttentionSeq2SeqPreTrainedModel(Published, PreTrainedModel):
             if getattr(module, "feature_weights", None) is not None:
                 self._initialize_parameter(module.feature_weights)
             return
+        if isinstance(module, HardSelection):
+            module.init_buffers()
         for name, parameter in module.named_parameters(recurse=False):
             self._initialize_parameter(parameter, 0.0 if name.startswith("bias") else None)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
@@ -216,10 +221,14 @@ class AttentionSeq2SeqModelOutput(Seq2SeqModelOutput):
     Attributes:
         coverage_loss: `(rows, target_length)`, if the configuration has a `coverage_loss_weight`.
         source_mask: `(rows, source_length)` bool, if the configuration has a `doubly_stochastic_weight`.
+        choice: how a hard attention came to its weights.
+        mixture: the words' distributions where they are summed over hard alignments.
     """
 
     coverage_loss: Tensor | None = None
     source_mask: Tensor | None = None
+    choice: Choice | None = None
+    mixture: Mixture | None = None
 
 
 class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
@@ -300,6 +309,7 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         cache: AttentionSeq2SeqCache | None = None,
+        targets: Tensor | None = None,
     ) -> Seq2SeqModelOutput | tuple:
         """
         Args:
@@ -314,11 +324,16 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             past_key_values, cache: an `AttentionSeq2SeqCache` to continue; the name is `cache` from transformers
                 5.24 on, both are understood everywhere.
             inputs_embeds, decoder_inputs_embeds: embeddings in place of ids.
+            targets: `(rows, target_length)` int64, the words to predict, -100 where there is none, which only the
+                inference network of variational attention reads, in training.
 
         Returns:
             `last_hidden_state` `(rows, target_length, readout_width)`; `cross_attentions`, if asked for, a tuple
             with one tensor `(rows, heads, target_length, source_length)`, `None` with `attention_type="none"`;
-            `decoder_hidden_states` the embeddings and each layer's states.
+            `decoder_hidden_states` the embeddings and each layer's states. Where words are summed over hard
+            alignments, `last_hidden_state` is the readout of the expected contexts, and `mixture` is what an output
+            layer computes their distributions from; the model has none, so with `hard_attention_order` the
+            attentions are those of each step alone.
 
         Raises:
             ValueError: see `AttentionSeq2SeqEncoder.forward`; also for a cache of another kind.
@@ -359,7 +374,11 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
                 source_mask = mask.repeat_interleave(rows // sentences, dim=0)
 
         mask = as_decoder_mask(decoder_attention_mask, rows, length, cache)
-        decoded = self.decoder(embeddings, memory, state, mask, with_weights=output_attentions)
+        known = {}
+        if targets is not None and self.training and hasattr(self.decoder, "inference_network"):
+            known["counted"] = targets != IGNORED_LABEL
+            known["targets"] = self.get_decoder_input_embeddings()(targets.masked_fill(~known["counted"], 0))
+        decoded = self.decoder(embeddings, memory, state, mask, with_weights=output_attentions, **known)
 
         if use_cache:
             cache = AttentionSeq2SeqCache() if cache is None else cache
@@ -373,6 +392,8 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             encoder_hidden_states=encoder_outputs.hidden_states,
             coverage_loss=decoded.coverage_loss,
             source_mask=source_mask,
+            choice=decoded.choice,
+            mixture=decoded.mixture,
             **{CACHE_NAME: cache if use_cache else None},
         )
         return output if return_dict else output.to_tuple()
@@ -512,6 +533,7 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             raise ValueError("output_logits=False leaves nothing to compute without labels.")
         wants_attentions = bool(first_given(output_attentions, self.config.output_attentions))
         return_dict = first_given(return_dict, self.config.return_dict, True)
+        samples = 1
         if labels is not None:
             check_labels(labels, self.lm_head.weight.shape[0], first_given(decoder_input_ids, decoder_inputs_embeds))
             source = first_given(input_ids, inputs_embeds)
@@ -520,6 +542,16 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+            if self.training and self.config.hard_attention_samples > 1:
+                samples = self.config.hard_attention_samples
+                labels, decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds = (
+                    None if tensor is None else tensor.repeat_interleave(samples, dim=0)
+                    for tensor in (labels, decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds)
+                )
+                num_items_in_batch = None if num_items_in_batch is None else num_items_in_batch * samples
+        targets = labels
+        if targets is None and self._trains_positions:
+            targets = self._targets_of(decoder_input_ids)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -534,21 +566,32 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             output_hidden_states=output_hidden_states,
             return_dict=True,
             cache=cache,
+            targets=targets,
         )
-        states, logits, loss = outputs.last_hidden_state, None, None
-        output_logits = output_logits or type(self.lm_head) is not nn.Linear  # an adapter, say, has its own forward
-        if output_logits:
-            logits = self.lm_head(states)
-        if labels is not None and output_logits:
-            loss = sequence_loss(logits, labels, num_items_in_batch, smoothing)
-        elif labels is not None:
-            loss = linear_sequence_loss(states, self.lm_head, labels, num_items_in_batch, smoothing)
-        if self.config.coverage_loss_weight or self.config.doubly_stochastic_weight:
+        evidence = None
+        if outputs.mixture is not None and outputs.mixture.order is not None:
+            evidence = self._follow_chain(outputs, decoder_input_ids)
+        # An adapter has its own forward, and rewards need every word's likelihood.
+        output_logits = output_logits or type(self.lm_head) is not nn.Linear
+        output_logits = output_logits or (self.training and self.config.uses_score_function)
+        logits = self._logits(outputs) if output_logits else None
+        loss = likelihoods = None
+        if labels is not None:
+            loss, likelihoods = self._likelihood(
+                outputs, logits, labels, decoder_input_ids, num_items_in_batch, smoothing, evidence
+            )
+        if self._trains_positions or self.config.coverage_loss_weight or self.config.doubly_stochastic_weight:
             if labels is not None:
-                loss = loss + self._attention_loss(outputs, labels != IGNORED_LABEL, num_items_in_batch)
+                counted = labels != IGNORED_LABEL
+                loss = loss + self._attention_loss(outputs, counted, num_items_in_batch, likelihoods)
             elif self.training:
-                predicted = self._predicted_positions(decoder_input_ids, logits[..., 0])
-                extra = self._attention_loss(outputs, predicted, num_items_in_batch)
+                counted = self._predicted_positions(decoder_input_ids, logits[..., 0])
+                if targets is not None:
+                    likelihoods = _picked(logits, targets)
+                extra = self._attention_loss(outputs, counted, num_items_in_batch, likelihoods)
+                if outputs.mixture is not None and outputs.mixture.posterior is not None:
+                    # What normalising the expected log-probabilities will add to the loss is taken off again.
+                    extra = extra - counted_mean(logits.logsumexp(dim=-1), counted, num_items_in_batch)
                 logits = with_auxiliary_loss(logits, extra, over_processes=num_items_in_batch is not None)
         if labels is None and self.training and num_items_in_batch is not None and not LABEL_SMOOTHER_COUNTS_ITEMS:
             # The Trainer takes the mean of this batch for a part of the mean of all accumulated ones.
@@ -557,25 +600,128 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         passed_on = {
             name: value
             for name, value in outputs.items()
-            if name not in ("last_hidden_state", "coverage_loss", "source_mask")
+            if name not in ("last_hidden_state", "coverage_loss", "source_mask", "choice", "mixture")
         }
         if not wants_attentions:
             passed_on.pop("cross_attentions", None)
+        if samples > 1:  # the first of each sentence's alignments
+            logits = None if logits is None else logits[::samples]
+            for name in {"cross_attentions", "decoder_hidden_states"} & passed_on.keys():
+                passed_on[name] = tuple(tensor[::samples] for tensor in passed_on[name])
         output = Seq2SeqLMOutput(loss=loss, logits=logits, **passed_on)
         return output if return_dict else output.to_tuple()
 
+    def _logits(self, outputs: AttentionSeq2SeqModelOutput) -> Tensor:
+        """`(rows, target_length, target_vocab_size)`; log-probabilities where words are summed over alignments."""
+        if outputs.mixture is None:
+            return self.lm_head(outputs.last_hidden_state)
+        return outputs.mixture.log_probabilities(self.lm_head)
+
+    @property
+    def _trains_positions(self) -> bool:
+        """Whether the words to predict are needed to train what attention chooses."""
+        if not self.training or self.config.attention_selection != "hard":
+            return False
+        return self.config.hard_attention_estimator in ("reinforce", "variational")
+
+    def _follow_chain(self, outputs: AttentionSeq2SeqModelOutput, words: Tensor | None) -> Tensor:
+        """Replaces each step's distribution over positions by that given all words before; gives what words say."""
+        if words is None:
+            raise ValueError(
+                "decoder_inputs_embeds is not possible with hard_attention_order: each word says where attention may "
+                "have been; give decoder_input_ids."
+            )
+        outputs.mixture, chain, evidence = outputs.mixture.along_chain(self.lm_head, words)
+        cache = outputs.get(CACHE_NAME)
+        if cache is not None:
+            cache.state = replace(cache.state, chain=chain)
+        if outputs.cross_attentions is not None:
+            outputs.cross_attentions = (restore_weights(outputs.mixture.weights(), outputs.mixture.memory),)
+        return evidence
+
+    def _likelihood(
+        self,
+        outputs: AttentionSeq2SeqModelOutput,
+        logits: Tensor | None,
+        labels: Tensor,
+        words_before: Tensor | None,
+        num_items_in_batch: Tensor | int | None,
+        smoothing: float,
+        evidence: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The mean negative log-likelihood, and that of each word `(rows, length)` if positions are rewarded."""
+        mixture, counted = outputs.mixture, labels != IGNORED_LABEL
+        if mixture is None:
+            if logits is not None:
+                loss = sequence_loss(logits, labels, num_items_in_batch, smoothing)
+                return loss, _picked(logits.detach(), labels) if self._trains_positions else None
+            return linear_sequence_loss(
+                outputs.last_hidden_state, self.lm_head, labels, num_items_in_batch, smoothing
+            ), None
+        words = labels.masked_fill(~counted, 0)
+        if logits is not None or (smoothing and mixture.posterior is None):
+            logits = mixture.log_probabilities(self.lm_head) if logits is None else logits
+            likelihoods = logits.gather(-1, words.unsqueeze(-1)).squeeze(-1)
+            if smoothing:
+                likelihoods = (1 - smoothing) * likelihoods + smoothing * logits.mean(dim=-1)
+        elif evidence is not None and mixture.mask is None and _continue_with(words_before, words, counted):
+            last = mixture.at_steps(torch.full_like(words[:, -1:], words.shape[1] - 1))
+            by_place = torch.cat((evidence, last.log_likelihoods(self.lm_head, words[:, -1:])), dim=1)
+            likelihoods = mixture.sum_places(by_place)
+        else:
+            likelihoods = mixture.sum_places(mixture.log_likelihoods(self.lm_head, words, smoothing))
+        return counted_mean(-likelihoods, counted, num_items_in_batch), likelihoods
+
     def _attention_loss(
-        self, outputs: AttentionSeq2SeqModelOutput, counted: Tensor, num_items_in_batch: Tensor | int | None
+        self,
+        outputs: AttentionSeq2SeqModelOutput,
+        counted: Tensor,
+        num_items_in_batch: Tensor | int | None,
+        likelihoods: Tensor | None,
     ) -> Tensor:
-        """What the configuration adds to the likelihood for the attention; `counted` as in `coverage_loss`."""
+        """
+        What the configuration adds to the likelihood for the attention; `counted` as in `counted_mean`, and the
+        log-likelihood of each word `(rows, target_length)`, where positions are rewarded with it.
+        """
         loss = outputs.last_hidden_state.new_zeros(())
         if self.config.coverage_loss_weight:
-            loss = coverage_loss(outputs.coverage_loss, counted, num_items_in_batch) * self.config.coverage_loss_weight
+            # (See 2017, eq. 12 and 13)
+            extra = counted_mean(outputs.coverage_loss, counted, num_items_in_batch)
+            loss = loss + self.config.coverage_loss_weight * extra
         if self.config.doubly_stochastic_weight:
             weights, mask = outputs.cross_attentions[0], outputs.source_mask
             extra = doubly_stochastic_loss(weights, mask, counted, num_items_in_batch)
             loss = loss + self.config.doubly_stochastic_weight * extra
+        choice, mixture = outputs.choice, outputs.mixture
+        if self.training and mixture is not None and mixture.divergence is not None:
+            loss = loss + counted_mean(mixture.divergence, counted, num_items_in_batch)
+            choice = Choice(log_probability=mixture.log_probability, entropy=torch.zeros_like(mixture.divergence))
+        if self.training and self.config.uses_score_function and likelihoods is not None:
+            decoder = self.model.decoder
+            gains = decoder.attention.hard.advantage(likelihoods, counted, to_the_end=not decoder.runs_at_once)
+            surrogate = reinforce_loss(choice, gains, self.config.hard_attention_entropy_weight)
+            loss = loss + counted_mean(surrogate, counted, num_items_in_batch)
         return loss
+
+    def _targets_of(self, decoder_input_ids: Tensor | None) -> Tensor | None:
+        """
+        The words that follow decoder inputs `(rows, target_length)`, -100 where there is none; behind the last one
+        the end is taken for granted.
+
+        Raises:
+            ValueError: several alignments are to be drawn for each sentence.
+        """
+        if self.config.hard_attention_samples > 1:
+            raise ValueError(
+                f"hard_attention_samples={self.config.hard_attention_samples} needs labels in training; in place of "
+                "the Trainer's label_smoothing_factor give `smoothing` to the model."
+            )
+        if decoder_input_ids is None:
+            return None
+        end = self.config.eos_token_id
+        end = end[0] if isinstance(end, list) else first_given(end, IGNORED_LABEL)
+        following = torch.cat((decoder_input_ids[:, 1:], torch.full_like(decoder_input_ids[:, :1], end)), dim=1)
+        return following.masked_fill(~self._predicted_positions(decoder_input_ids, following), IGNORED_LABEL)
 
     def _predicted_positions(self, decoder_input_ids: Tensor | None, like: Tensor) -> Tensor:
         """
@@ -603,6 +749,17 @@ def resize_decoder_embeddings(model: AttentionSeq2SeqModel, new_num_tokens: int,
     """Resizes the target embedding alone."""
     old = model.get_decoder_input_embeddings()
     model.set_decoder_input_embeddings(model._get_resized_embeddings(old, new_num_tokens, mean_resizing=mean_resizing))
+
+
+def _picked(logits: Tensor, words: Tensor) -> Tensor:
+    """Log-likelihoods `(rows, length)` of words, anything where they are -100."""
+    words = words.masked_fill(words == IGNORED_LABEL, 0).unsqueeze(-1)
+    return logits.float().log_softmax(dim=-1).gather(-1, words).squeeze(-1)
+
+
+def _continue_with(inputs: Tensor, words: Tensor, counted: Tensor) -> bool:
+    """Whether the decoder inputs are the words to predict, one step later."""
+    return bool(((inputs[:, 1:] == words[:, :-1]) | ~counted[:, :-1]).all())
 
 
 def _resize_decoder_vocabulary(model: AttentionSeq2SeqModel, new_num_tokens: int) -> nn.Embedding:

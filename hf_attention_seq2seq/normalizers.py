@@ -51,3 +51,25 @@ NORMALIZERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sparsemax": sparsemax,
     "entmax15": entmax15,
 }
+
+
+def log_distribution(name: str, scores: Tensor, mask: Tensor, factor: Tensor | None = None) -> Tensor:
+    """
+    The logarithm of a normaliser's weights, -inf where they are zero, in fp32 at least.
+
+    Args:
+        name: of `NORMALIZERS`.
+        scores, mask: see `softmax`.
+        factor: multiplies the weights, which are then normalised again; broadcastable.
+    """
+    precise = torch.promote_types(scores.dtype, torch.float32)
+    if name == "softmax":
+        possible = mask.any(dim=-1, keepdim=True)
+        logs = scores.to(precise).masked_fill(~(mask | ~possible), float("-inf")).log_softmax(dim=-1)
+    else:
+        weights = NORMALIZERS[name](scores, mask).to(precise)
+        mask = mask & (weights > 0)
+        logs = torch.where(mask, weights, 1.0).log()
+    if factor is not None:
+        logs = (logs + factor.to(precise).log()).masked_fill(~mask, torch.finfo(precise).min).log_softmax(dim=-1)
+    return logs.masked_fill(~mask, float("-inf"))

@@ -30,6 +30,33 @@ _RAFFEL_2017 = {
     "monotonic_offset": -4.0,
 }
 
+_XU_2015 = {
+    "rnn_type": "lstm",
+    "embedding_size": 512,
+    "hidden_size": 1000,
+    "encoder_hidden_size": 512,
+    "bridge_type": "mean",
+    "attention_type": "mlp",
+    "attention_size": 512,
+    "attention_query": "previous_state",
+    "context_gate": True,
+    "readout_type": "deep",
+    "output_dropout": 0.5,
+}
+
+_WU_2018 = {
+    "rnn_type": "lstm",
+    "embedding_size": 200,
+    "hidden_size": 400,
+    "encoder_hidden_size": 800,
+    "encoder_layers": 2,
+    "attention_type": "general",
+    "attention_selection": "hard",
+    "hard_attention_estimator": "marginal",
+    "embedding_dropout": 0.4,
+    "dropout": 0.4,
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     # Sutskever, Vinyals, Le 2014, "Sequence to Sequence Learning with Neural Networks", section 3.4.
     "sutskever-2014": {
@@ -88,19 +115,30 @@ PRESETS: dict[str, dict[str, Any]] = {
     "luong-2015-local-m": {**_LUONG_2015, "attention_type": "general", "attention_span": "local_m"},
     "luong-2015-local-p": {**_LUONG_2015, "attention_type": "general", "attention_span": "local_p"},
     # Xu et al. 2015, "Show, Attend and Tell", sections 3.1.2 and 4.2, over tokens in place of image regions.
-    "xu-2015-soft": {
+    "xu-2015-soft": {**_XU_2015, "doubly_stochastic_weight": 1.0},
+    # The same, section 4.1: one sampled position; the gate of section 4.2.1 belongs to soft attention.
+    "xu-2015-hard": {
+        **_XU_2015,
+        "context_gate": False,
+        "attention_selection": "hard",
+        "hard_attention_estimator": "reinforce",
+    },
+    # Wu, Shapiro, Cotterell 2018, "Hard Non-Monotonic Attention for Character-Level Transduction", the large model.
+    "wu-2018-exact-hard": _WU_2018,
+    # Wu and Cotterell 2019, "Exact Hard Monotonic Attention for Character-Level Transduction", of order 0 and 1.
+    "wu-2019-monotonic": {**_WU_2018, "hard_attention_order": 0},
+    "wu-2019-monotonic-first-order": {**_WU_2018, "hard_attention_order": 1},
+    # Deng et al. 2018, "Latent Alignment and Variational Attention", section 4, the enumerated bound.
+    "deng-2018-variational": {
         "rnn_type": "lstm",
         "embedding_size": 512,
-        "hidden_size": 1000,
-        "encoder_hidden_size": 512,
-        "bridge_type": "mean",
-        "attention_type": "mlp",
-        "attention_size": 512,
-        "attention_query": "previous_state",
-        "context_gate": True,
-        "doubly_stochastic_weight": 1.0,
-        "readout_type": "deep",
-        "output_dropout": 0.5,
+        "hidden_size": 768,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "attention_type": "general",
+        "attention_selection": "hard",
+        "hard_attention_estimator": "variational",
+        "dropout": 0.3,
     },
     # Chorowski et al. 2015, "Attention-Based Models for Speech Recognition", eq. 8 and 9, over tokens;
     # when it attends and what it writes out are as in Bahdanau 2014.

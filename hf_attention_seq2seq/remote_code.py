@@ -18,9 +18,11 @@ from .coverage import COVERAGES
 from .decoders import RecurrentDecoder
 from .encoders import RecurrentEncoder
 from .generation import RecurrentGenerationMixin
+from .hard_attention import HardSelection
 from .layout import PaddingLayout
 from .loading import check_source
 from .losses import sequence_loss
+from .mixtures import Mixture
 from .modeling_attention_seq2seq import AttentionSeq2SeqForConditionalGeneration, AttentionSeq2SeqModel
 from .monotonic import MonotonicAlignment
 from .normalizers import NORMALIZERS

@@ -16,6 +16,8 @@ from hf_attention_seq2seq.configuration_attention_seq2seq import (
     ATTENTION_TYPES,
     ATTENTION_VALUES,
     COVERAGE_TYPES,
+    HARD_ATTENTION_ESTIMATORS,
+    HARD_ATTENTION_ORDERS,
     RNN_TYPES,
 )
 
@@ -61,7 +63,27 @@ def alignment_grid() -> list[dict]:
         {**dict(zip(choices, values)), "attention_selection": "monotonic", "monotonic_noise": 0.0}
         for values in itertools.product(*choices.values())
     ]
-    return soft + monotonic
+    choices = {
+        "attention_type": SCORED,
+        "attention_span": ATTENTION_SPANS,
+        "attention_normalizer": ATTENTION_NORMALIZERS,
+        "attention_query": ATTENTION_QUERIES,
+        "input_feeding": (False, True),
+        "hard_attention_estimator": HARD_ATTENTION_ESTIMATORS,
+        "hard_attention_order": HARD_ATTENTION_ORDERS,
+    }
+    extra = {"attention_window": 2, "attention_selection": "hard"}
+    hard = [{**dict(zip(choices, values)), **extra} for values in itertools.product(*choices.values())]
+    return soft + monotonic + [case for case in hard if is_legal(case)]
+
+
+def is_legal(case: dict) -> bool:
+    """Whether hard attention of this kind exists."""
+    try:
+        tiny_config(**case)
+    except ValueError:
+        return False
+    return True
 
 
 def pairwise(cases: list[dict]) -> list[dict]:

@@ -83,7 +83,7 @@ def test_every_attention_type_has_a_score_and_the_reverse():
         ({"attention_span": "local"}, ["attention_span='local'", "'local_p'"]),
         ({"attention_window": 0}, ["attention_window=0"]),
         ({"attention_normalizer": "entmax"}, ["attention_normalizer='entmax'", "'entmax15'"]),
-        ({"attention_selection": "hard"}, ["attention_selection='hard'", "'monotonic'"]),
+        ({"attention_selection": "firm"}, ["attention_selection='firm'", "'monotonic'"]),
         ({"attention_selection": "monotonic", "attention_heads": 2}, ["attention_heads=2", "'monotonic'"]),
         ({"attention_selection": "monotonic", "attention_span": "local_m"}, ["attention_span='local_m'"]),
         ({"attention_selection": "monotonic", "attention_normalizer": "entmax15"}, ["attention_normalizer"]),

@@ -35,6 +35,13 @@ MODELS = {
     "doubly_stochastic": {"doubly_stochastic_weight": 0.5},
     "monotonic": {"attention_selection": "monotonic", "monotonic_noise": 0.0},
     "monotonic_chunks": {"attention_selection": "monotonic", "monotonic_noise": 0.0, "monotonic_chunk_size": 3},
+    "marginal": {"attention_selection": "hard"},
+    "marginal_in_order": {"attention_selection": "hard", "hard_attention_order": 1},
+    "variational_smoothed": {
+        "attention_selection": "hard",
+        "hard_attention_estimator": "variational",
+        "label_smoothing_factor": 0.1,
+    },
     "smoothed": {"label_smoothing_factor": 0.1},
     "smoothed_coverage": {**COVERAGE, "label_smoothing_factor": 0.1},
     "streamed": {"streaming": True, "max_steps": 10},

@@ -123,10 +123,11 @@ def test_cho_2014():
         check(logits, weights, expected)
 
 
+@pytest.mark.parametrize("kind", ["soft", "hard"])
 @torch.no_grad()
-def test_xu_2015_soft():
-    """The annotation vectors are the encoder states."""
-    model = preset_model("xu-2015-soft", embedding_size=5, hidden_size=4, encoder_hidden_size=6, attention_size=3)
+def test_xu_2015(kind):
+    """The annotation vectors are the encoder states; hard attention reads the most probable one."""
+    model = preset_model(f"xu-2015-{kind}", embedding_size=5, hidden_size=4, encoder_hidden_size=6, attention_size=3)
     encoder, decoder = model.get_encoder().layers.layers[0].rnn, model.get_decoder()
     score, gate, cell = decoder.attention.score, decoder.attention.gate, decoder.layers[0].rnn
     (init_h, init_c), deep = decoder.bridge.maps, decoder.readout.projection
@@ -153,7 +154,9 @@ def test_xu_2015_soft():
                 for a_i in a
             ]
             alpha = torch.softmax(torch.stack(energies), 0)  # eq. 5
-            beta = torch.sigmoid(gate.weight @ h + gate.bias)  # 4.2.1
+            if kind == "hard":
+                alpha = torch.nn.functional.one_hot(alpha.argmax(), len(a)).double()  # 4.1
+            beta = 1.0 if kind == "hard" else torch.sigmoid(gate.weight @ h + gate.bias)  # 4.2.1
             z = beta * sum(weight * a_i for weight, a_i in zip(alpha, a))  # eq. 13 and 4.2.1
             h, c = lstm(cell, torch.cat((y, z)), (h, c))  # eq. 1 to 3
             out = y + deep.weight @ torch.cat((h, z)) + deep.bias

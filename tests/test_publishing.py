@@ -36,6 +36,9 @@ TARGETS = ["ein Mann schläft", "zwei Hunde rennen", "die Frau liest ein Buch"]
 MODELS = {
     "additive-lstm": {},
     "local-p-gru": {"rnn_type": "gru", "attention_type": "general", "attention_span": "local_p"},
+    "hard-marginal": {"attention_selection": "hard", "attention_type": "general"},
+    "hard-in-order": {"attention_selection": "hard", "hard_attention_order": 1},
+    "hard-reinforce": {"attention_selection": "hard", "hard_attention_estimator": "reinforce"},
     "monotonic": {"attention_selection": "monotonic", "attention_query": "previous_state"},
     "multi-head-entmax": {"attention_type": "scaled_dot", "attention_heads": 4, "attention_normalizer": "entmax15"},
     "separate-vocabularies": {"input_feeding": True},

@@ -104,6 +104,12 @@ def test_integers_must_be_equal(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_a_counter_is_the_newest(tmp_path):
+    folders = [write(tmp_path / str(count), w=torch.zeros(2), updates=torch.tensor(count)) for count in (3, 8)]
+    average_checkpoints(folders, tmp_path / "average")
+    assert load_file(tmp_path / "average" / WEIGHTS)["updates"] == 8
+
+
 def test_checkpoints_that_have_no_average(tmp_path):
     first = write(tmp_path / "1", w=torch.zeros(2, 3), v=torch.zeros(4))
     named = write(tmp_path / "named", w=torch.zeros(2, 3), u=torch.zeros(4))

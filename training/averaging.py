@@ -136,6 +136,8 @@ def _average(name: str, tensors: Sequence[Tensor]) -> Tensor:
         for tensor in tensors:
             total += tensor
         return (total / len(tensors)).to(tensors[0].dtype)
+    if tensors[0].dim() == 0:  # a counter
+        return tensors[-1]
     if any(not torch.equal(tensor, tensors[0]) for tensor in tensors):
         raise ValueError(f"{name} holds {tensors[0].dtype}, which has no average, and differs between checkpoints.")
     return tensors[0]

@@ -195,7 +195,7 @@ def steps_of(names: list[str]) -> list[str]:
 EPOCHS = {
     **{"eval_strategy": "epoch", "eval_steps": None, "save_strategy": "epoch", "save_steps": None},
     **{"num_train_epochs": 4, "metric_for_best_model": None, "early_stopping_patience": None},
-    **{"weight_average_decay": None, "evaluation": {"average_last": 3}},
+    **{"weight_average_decay": None, "save_total_limit": 3, "evaluation": {"average_last": 3}},
 }
 # No output is ever right, so that the first checkpoint stays the best one.
 STOPPED = {"metric_for_best_model": "exact_match", "early_stopping_patience": 3, "num_train_epochs": 9}

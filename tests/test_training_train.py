@@ -131,6 +131,7 @@ def test_mistakes_are_told_before_anything_is_done(arguments, message, capsys):
         ("modell: {}", "'modell'; allowed: data"),
         ("model: 3", "'model' must hold fields"),
         ("data: {hidden_size: 3}", "'hidden_size' belongs to the section 'model'"),
+        ("evaluation: {average_last: 5}", "average_last=5 needs as many checkpoints, but save_total_limit=3"),
         ("model: {atention_type: dot}", "'atention_type'; did you mean attention_type"),
     ],
 )

@@ -261,6 +261,12 @@ def parse_recipe(arguments: list[str]) -> Recipe:
         values = value if isinstance(value, list) else [value]
         words += [json.dumps(item) if isinstance(item, dict) else str(item) for item in values]
     recipe = Recipe(*parser.parse_args_into_dataclasses(args=words), given=given)
+    kept = recipe.training.save_total_limit
+    if kept is not None and recipe.evaluation.average_last > kept:
+        raise ValueError(
+            f"average_last={recipe.evaluation.average_last} needs as many checkpoints, but save_total_limit={kept} keeps "
+            "fewer."
+        )
     if recipe.model.model_name_or_path is None:
         recipe.configuration()  # so that what is not possible is told before any data are read
     return recipe

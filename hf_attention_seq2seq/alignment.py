@@ -426,7 +426,10 @@ def alignments_from_generate(
     returned = len(sequences) // len(rows)
     alignments = []
     for row, length in enumerate(lengths.tolist()):
-        target = alignment_side("target", tokenizer, sequences[row, 1 : 1 + length].tolist())
+        reader = tokenizer
+        if sources is not None and hasattr(tokenizer, "with_source"):  # it can write copied words
+            reader = tokenizer.with_source(sources[row // returned])
+        target = alignment_side("target", reader, sequences[row, 1 : 1 + length].tolist())
         own = weights[row, :, :length, mask[row // returned]]
         alignments.append(Alignment(weights=own, **sides[row // returned], **target).shift(offset))
     return alignments

@@ -38,6 +38,7 @@ class PreparedMemory:
         readout_parts: `(batch, source, size)`, what each position's values give to the readout, for hard attention
             that is summed over positions.
         stays_soft: `(batch,)` bool, the sentences that REINFORCE reads the expected contexts of in this batch.
+        source_ids: `(batch, source)` int64, where tokens stand in the padded input; `None` if nothing is copied.
     """
 
     keys: Tensor | None
@@ -48,6 +49,7 @@ class PreparedMemory:
     chunk_keys: Tensor | None = None
     readout_parts: Tensor | None = None
     stays_soft: Tensor | None = None
+    source_ids: Tensor | None = None
 
     @property
     def rows(self) -> int:

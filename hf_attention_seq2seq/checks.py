@@ -50,20 +50,23 @@ def check_batch(name: str, ids: Tensor | None, embeddings: Tensor | None, embedd
         )
 
 
-def check_tokens(name: str, ids: Tensor, size: int, field: str) -> None:
-    """Raises `ValueError` for ids of another dtype or outside of `0 <= id < size`."""
+def check_tokens(name: str, ids: Tensor, size: int, field: str, unknown_words: int = 0) -> None:
+    """Raises `ValueError` for ids of another dtype or outside of `0 <= id < size + unknown_words`."""
     if ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name} must have dtype int64 or int32, got {ids.dtype}.")
     smallest, largest = (int(value) for value in torch.aminmax(ids))
+    field = f"{field}={size}"
+    if unknown_words:
+        size, field = size + unknown_words, f"{field} and max_unknown_words={unknown_words}"
     if smallest < 0 or largest >= size:
         wrong = smallest if smallest < 0 else largest
         row, column = (ids == wrong).nonzero()[0].tolist()
         raise ValueError(
-            f"{name}[{row}, {column}] is {wrong}, which is not a token: allowed are 0 to {size - 1} ({field}={size})."
+            f"{name}[{row}, {column}] is {wrong}, which is not a token: allowed are 0 to {size - 1} ({field})."
         )
 
 
-def check_labels(labels: Tensor, size: int, decoder_inputs: Tensor | None) -> None:
+def check_labels(labels: Tensor, size: int, decoder_inputs: Tensor | None, unknown_words: int = 0) -> None:
     """Raises `ValueError` for labels that do not fit the decoder inputs or are no tokens."""
     if labels.dim() != 2:
         raise ValueError(f"labels must have the shape (batch, target_length), got {tuple(labels.shape)}.")
@@ -75,7 +78,8 @@ def check_labels(labels: Tensor, size: int, decoder_inputs: Tensor | None) -> No
         )
     if labels.device.type == "cpu":
         try:
-            check_tokens("labels", labels.masked_fill(labels == IGNORED_LABEL, 0), size, "decoder_vocab_size")
+            tokens = labels.masked_fill(labels == IGNORED_LABEL, 0)
+            check_tokens("labels", tokens, size, "decoder_vocab_size", unknown_words)
         except ValueError as error:
             raise ValueError(f"{error} {IGNORED_LABEL} is allowed where there is nothing to predict.") from None
 

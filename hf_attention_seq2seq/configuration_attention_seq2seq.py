@@ -45,6 +45,7 @@ HARD_ATTENTION_INFERENCES = (None, "argmax", "marginal", "sample")
 HARD_ATTENTION_BOUNDS = ("enumerated", "sampled")
 COVERAGE_TYPES = (None, "accumulated", "location_aware")
 BRIDGE_TYPES = ("linear", "copy", "mean", "zeros", "backward", "context")
+COPY_MECHANISMS = (None, "pointer_generator")
 READOUT_TYPES = ("attentional", "maxout", "deep", "state")
 # No model needs more, and a configuration from elsewhere could otherwise ask for any amount of memory and time.
 LARGEST_SIZE = 2**24
@@ -152,6 +153,13 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             state alone.
         readout_size (`int`, *optional*): width of the readout vector; `None` means `embedding_size` for tied word
             embeddings and the deep readout, else `hidden_size`.
+        copy_mechanism (`str`, *optional*): `"pointer_generator"`: each word is generated or copied from the source by
+            the attention, and `logits` are the log-probabilities of this mixture (See 2017, eq. 8 and 9). It needs
+            attention, and one vocabulary for both sides.
+        max_unknown_words (`int`): how many words of a source sentence that are not in the vocabulary can be copied.
+            They have the ids from `vocab_size` on, in the order in which they come first in the sentence, as
+            `AttentionSeq2SeqTokenizer` gives them if it has a `max_unknown_words` (not larger than this one), and
+            `logits` have so many more columns. Both embeddings see `unk_token_id` in their place.
         embedding_dropout, dropout, memory_dropout, output_dropout (`float`): dropout on embeddings, between recurrent
             layers, on the encoder states as attention sees them, and on the readout vector.
         initializer_range (`float`, *optional*): weights start uniform in `[-initializer_range, initializer_range]`;
@@ -159,6 +167,7 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             (LeCun 1998, section 4.6).
         pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): the last defaults to
             `bos_token_id`.
+        unk_token_id (`int`): the unknown word; only `max_unknown_words` needs it.
 
     Raises:
         ValueError: a value or combination that has no meaning; the message names the field, the value and what is
@@ -220,6 +229,8 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         max_source_positions: int = 512,
         readout_type: str = "attentional",
         readout_size: int | None = None,
+        copy_mechanism: str | None = None,
+        max_unknown_words: int = 0,
         embedding_dropout: float = 0.0,
         dropout: float = 0.0,
         memory_dropout: float = 0.0,
@@ -231,6 +242,7 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         bos_token_id: int = 1,
         eos_token_id: int = 2,
         decoder_start_token_id: int | None = None,
+        unk_token_id: int = 3,
         **kwargs: Any,
     ):
         if share_encoder_decoder_embeddings is None:
@@ -285,6 +297,9 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         self.max_source_positions = max_source_positions
         self.readout_type = readout_type
         self.readout_size = readout_size
+        self.copy_mechanism = copy_mechanism
+        self.max_unknown_words = max_unknown_words
+        self.unk_token_id = unk_token_id
         self.embedding_dropout = embedding_dropout
         self.dropout = dropout
         self.memory_dropout = memory_dropout
@@ -351,21 +366,27 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         """Number of target tokens."""
         return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
 
+    @property
+    def output_size(self) -> int:
+        """Number of columns of `logits`: the target tokens and the unknown words that can be copied."""
+        return self.target_vocab_size + self.max_unknown_words
+
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> AttentionSeq2SeqConfig:
         """
-        The configuration of one side as `generate` asks for it: `vocab_size` is that of the output, the target
-        vocabulary, and for the decoder alone, `num_hidden_layers` is the number of its layers.
+        The configuration of one side as `generate` asks for it: `vocab_size` is that of the output, and
+        for the decoder alone, `num_hidden_layers` is the number of its layers.
 
         For the encoder, and where both sides agree, this is the configuration itself; else a copy.
         """
         if encoder and not decoder:
             return self
         layers = self.decoder_layers if decoder and not encoder else self.encoder_layers
-        if self.decoder_vocab_size is None and layers == self.encoder_layers:
+        if self.output_size == self.vocab_size and layers == self.encoder_layers:
             return self
         view = copy.copy(self)
-        view.vocab_size = self.target_vocab_size
+        view.vocab_size = self.output_size
         view.decoder_vocab_size = None
+        view.max_unknown_words = 0
         view.num_hidden_layers = layers
         return view
 
@@ -427,6 +448,7 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             ("hard_attention_bound", HARD_ATTENTION_BOUNDS),
             ("coverage_type", COVERAGE_TYPES),
             ("readout_type", READOUT_TYPES),
+            ("copy_mechanism", COPY_MECHANISMS),
         ):
             if getattr(self, name) not in allowed:
                 hint = "; a score of your own must be registered first" if name == "attention_type" else ""
@@ -457,6 +479,8 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
                 self._require_positive_integer(name)
         for name in ("encoder_layers", "decoder_layers"):
             self._require_positive_integer(name, MOST_LAYERS)
+        if self.max_unknown_words != 0:
+            self._require_positive_integer("max_unknown_words")
         for name in (
             "share_encoder_decoder_embeddings",
             "tie_word_embeddings",
@@ -543,6 +567,8 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             "eos_token_id": self.target_vocab_size,
             "decoder_start_token_id": self.target_vocab_size,
         }
+        if self.max_unknown_words:
+            limits["unk_token_id"] = self.vocab_size
         for name, limit in limits.items():
             value = getattr(self, name)
             several = name == "eos_token_id" and isinstance(value, list) and value
@@ -584,6 +610,8 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             self._reject("reverse_source", "encoder_bidirectional=True already reads both ways")
         if self.bridge_type == "backward" and not self.encoder_bidirectional:
             self._reject("bridge_type", "it needs encoder_bidirectional=True")
+        if self.max_unknown_words and self.copy_mechanism is None:
+            self._reject("max_unknown_words", "unknown words are copied, which needs a copy_mechanism")
         if self.attention_type == "none":
             self._validate_without_attention()
             return
@@ -605,6 +633,16 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
                 f"{self.memory_size}",
             )
         self._validate_alignment()
+        if self.copy_mechanism is not None and self.decoder_vocab_size is not None:
+            self._reject(
+                "copy_mechanism",
+                "a source token is copied by its id, which needs one vocabulary for both sides, but "
+                f"decoder_vocab_size={self.decoder_vocab_size}",
+            )
+        if self.copy_mechanism is not None and self.attention_selection == "hard":
+            self._reject(
+                "copy_mechanism", "it copies with weights over the source; attention_selection='hard' has none"
+            )
         if self.attention_type in UNPARAMETRISED_SCORES and self.attention_size is None:
             if self.memory_size != self.hidden_size:
                 self._reject(
@@ -683,6 +721,7 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             ("coverage_loss_weight", 0.0),
             ("doubly_stochastic_weight", 0.0),
             ("context_gate", False),
+            ("copy_mechanism", None),
         ):
             if getattr(self, name) != default:
                 self._reject(name, f"attention_type='none' has no such thing; leave it at {default!r}")

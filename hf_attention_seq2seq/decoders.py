@@ -16,6 +16,7 @@ from .encoders import EncoderOutput
 from .hard_attention import Choice, InferenceNetwork
 from .layout import PaddingLayout
 from .mixtures import Mixture
+from .pointer import Copying, PointerGenerator
 from .readouts import READOUTS
 from .recurrent import RecurrentLayer
 
@@ -32,6 +33,8 @@ class DecoderOutput:
         choice: of a hard attention.
         mixture: the words' distributions where they are summed over hard alignments; `readouts` are those of the
             expected contexts then.
+        contexts: `(rows, target_length, context_size)`, or `None` if the configuration has no `copy_mechanism`.
+        copying: what the output has of the source, or `None` as above.
     """
 
     readouts: Tensor
@@ -41,6 +44,8 @@ class DecoderOutput:
     coverage_loss: Tensor | None = None
     choice: Choice | None = None
     mixture: Mixture | None = None
+    contexts: Tensor | None = None
+    copying: Copying | None = None
 
 
 class RecurrentDecoder(nn.Module):
@@ -81,6 +86,9 @@ class RecurrentDecoder(nn.Module):
         self.samples_posterior = config.hard_attention_bound == "sampled"
         if config.attention_selection == "hard" and config.hard_attention_estimator == "variational":
             self.inference_network = InferenceNetwork(config, self.attention.context_size)
+        self.pointer = None
+        if config.copy_mechanism is not None:
+            self.pointer = PointerGenerator(config, self.attention.context_size)
 
     @property
     def reads_final_states(self) -> bool:
@@ -92,6 +100,7 @@ class RecurrentDecoder(nn.Module):
         summary = None if encoder.final_hidden is None else encoder.final_hidden[:, -1]
         states = self._drop(encoder.last_hidden_state, self.memory_dropout)
         memory = self.attention.prepare(states, PaddingLayout.from_mask(mask), summary)
+        memory = replace(memory, source_ids=encoder.source_ids)
         if not self.sums_places:
             return memory
         return replace(memory, readout_parts=self.readout.context_part(memory.values.squeeze(1)))
@@ -126,6 +135,7 @@ class RecurrentDecoder(nn.Module):
             targets, counted: embeddings of the words to predict, and where there are some, `(rows, target_length)`
                 bool, for an inference network; `None` to do without.
         """
+        with_weights = with_weights or self.pointer is not None
         run = self._run_at_once if self.runs_at_once and mask is None else self._run_steps
         output = run(embeddings, memory, state, mask, with_weights)
         if output.weights is not None:
@@ -138,6 +148,9 @@ class RecurrentDecoder(nn.Module):
                 mixture = mixture.with_posterior(posterior, self.samples_posterior)
             started = state.steps > 0
             output = replace(output, mixture=replace(mixture, mask=mask, chain=state.chain, started=started))
+        if self.pointer is not None:
+            parts = (output.contexts, output.layer_states[-1], embeddings, output.weights, memory.source_ids)
+            output = replace(output, copying=self.pointer(*parts))
         return output
 
     def _mixture(self, output: DecoderOutput, embeddings: Tensor, memory: PreparedMemory) -> Mixture:
@@ -176,7 +189,10 @@ class RecurrentDecoder(nn.Module):
         attended = self.attention(inputs, memory, steps, with_weights=with_weights)
         readouts = self._drop(self.readout(inputs, attended.contexts, embeddings), self.output_dropout)
         state = replace(state, layers=tuple(last), steps=steps[:, -1] + 1)
-        return DecoderOutput(readouts, state, tuple(layer_states), attended.weights, choice=attended.choice)
+        contexts = None if self.pointer is None else attended.contexts
+        return DecoderOutput(
+            readouts, state, tuple(layer_states), attended.weights, choice=attended.choice, contexts=contexts
+        )
 
     def _run_steps(
         self,
@@ -193,10 +209,11 @@ class RecurrentDecoder(nn.Module):
             if mask is not None:
                 state = state.where(mask[:, index], old)
             steps.append(step)
-        readouts = _stack([step.readout for step in steps], dim=1)
+        readouts, contexts = _stack([step.readout for step in steps], dim=1), None
+        if readouts is None or self.pointer is not None:
+            contexts = torch.cat([step.attended.contexts for step in steps], dim=1)
         if readouts is None:  # not needed within the loop: one product for all steps
             tops = torch.stack([step.layer_states[-1] for step in steps], dim=1)
-            contexts = torch.cat([step.attended.contexts for step in steps], dim=1)
             readouts = self._drop(self.readout(tops, contexts, embeddings), self.output_dropout)
         return DecoderOutput(
             readouts=readouts,
@@ -205,6 +222,7 @@ class RecurrentDecoder(nn.Module):
             weights=_concatenate([step.attended.weights for step in steps], dim=2),
             coverage_loss=_concatenate([step.attended.coverage_loss for step in steps], dim=1),
             choice=Choice.concatenate([step.attended.choice for step in steps]),
+            contexts=contexts,
         )
 
     def _step(

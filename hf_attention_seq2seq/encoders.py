@@ -25,6 +25,7 @@ class EncoderOutput(ModelOutput):
         hidden_states: with `output_hidden_states`, the embeddings and each layer's states.
         attentions: always `None`; recurrent encoders have no self-attention.
         attention_mask: `(batch, source_length)` bool, true at tokens; what the decoder may attend to.
+        source_ids: `(batch, source_length)` int64, if the configuration has a `copy_mechanism`.
     """
 
     last_hidden_state: Tensor | None = None
@@ -33,6 +34,7 @@ class EncoderOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
     attention_mask: Tensor | None = None
+    source_ids: Tensor | None = None
 
     @classmethod
     def from_any(cls, outputs: EncoderOutput | dict | tuple) -> EncoderOutput:
@@ -44,10 +46,11 @@ class EncoderOutput(ModelOutput):
             return cls(**{name: value for name, value in outputs.items() if name in known})
         last_hidden_state, *others = outputs
         masks = [value for value in others if torch.is_tensor(value) and value.dtype == torch.bool]
-        finals = [value for value in others if torch.is_tensor(value) and value.dtype != torch.bool]
+        finals = [value for value in others if torch.is_tensor(value) and value.is_floating_point()]
+        ids = [value for value in others if torch.is_tensor(value) and value.dtype in (torch.int32, torch.int64)]
         tuples = [value for value in others if isinstance(value, tuple)]
-        names = ("final_hidden", "final_cell", "hidden_states", "attention_mask")
-        values = [*finals, None, None][:2] + [*tuples, None][:1] + [*masks, None][:1]
+        names = ("final_hidden", "final_cell", "hidden_states", "attention_mask", "source_ids")
+        values = [*finals, None, None][:2] + [*tuples, None][:1] + [*masks, None][:1] + [*ids, None][:1]
         return cls(last_hidden_state=last_hidden_state, **dict(zip(names, values)))
 
 

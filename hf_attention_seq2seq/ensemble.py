@@ -25,6 +25,7 @@ AVERAGES = ("probabilities", "log_probabilities")
 COMMON_FIELDS = (
     "vocab_size",
     "target_vocab_size",
+    "max_unknown_words",
     "pad_token_id",
     "bos_token_id",
     "eos_token_id",

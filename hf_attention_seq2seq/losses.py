@@ -36,7 +36,7 @@ def sequence_loss(
         reduction="sum",
         label_smoothing=smoothing,
     )
-    return _mean(total, labels != IGNORED_LABEL, num_items_in_batch)
+    return mean_over_labels(total, labels != IGNORED_LABEL, num_items_in_batch)
 
 
 def linear_sequence_loss(
@@ -59,7 +59,7 @@ def linear_sequence_loss(
     total = _LinearCrossEntropy.apply(
         states[counted], output_layer.weight, output_layer.bias, labels[counted].long(), smoothing
     )
-    return _mean(total, counted, num_items_in_batch)
+    return mean_over_labels(total, counted, num_items_in_batch)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -186,7 +186,7 @@ def counted_mean(values: Tensor, counted: Tensor, num_items_in_batch: Tensor | i
         counted: `(rows, target_length)` bool, true at target tokens.
         num_items_in_batch: the divisor, as in `sequence_loss`.
     """
-    return _mean(torch.where(counted, values, 0.0).sum(), counted, num_items_in_batch)
+    return mean_over_labels(torch.where(counted, values, 0.0).sum(), counted, num_items_in_batch)
 
 
 def doubly_stochastic_loss(
@@ -204,10 +204,11 @@ def doubly_stochastic_loss(
     """
     received = torch.where(counted[:, None, :, None], weights, 0.0).sum(dim=2)
     missing = torch.where(source_mask.unsqueeze(1), 1 - received, 0.0)
-    return _mean(missing.square().mean(dim=1).sum(), counted, num_items_in_batch)
+    return mean_over_labels(missing.square().mean(dim=1).sum(), counted, num_items_in_batch)
 
 
-def _mean(total: Tensor, counted: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+def mean_over_labels(total: Tensor, counted: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+    """`total` divided by `num_items_in_batch`, or if that is not given, by the number of `counted` labels."""
     if num_items_in_batch is None:
         num_items_in_batch = counted.sum().clamp(min=1)
     elif torch.is_tensor(num_items_in_batch):

@@ -45,6 +45,7 @@ from .losses import (
 )
 from .mixtures import Mixture
 from .monotonic import MonotonicAlignment
+from .pointer import Copying, copying_logits, copying_loss, known_tokens
 from .publishing import Published
 from .scoring import Score
 
@@ -200,8 +201,9 @@ class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
             self.config.embedding_size,
         )
         if inputs_embeds is None:
-            check_tokens("input_ids", input_ids, self.embed_tokens.num_embeddings, "vocab_size")
-            inputs_embeds = self.embed_tokens(input_ids)
+            size = self.embed_tokens.num_embeddings
+            check_tokens("input_ids", input_ids, size, "vocab_size", self.config.max_unknown_words)
+            inputs_embeds = self.embed_tokens(known_tokens(input_ids, size, self.config))
         if attention_mask is None and input_ids is not None:
             attention_mask = input_ids != self.config.pad_token_id
         mask = as_mask("attention_mask", attention_mask, inputs_embeds)
@@ -210,6 +212,8 @@ class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
             mask,
             first_given(output_hidden_states, self.config.output_hidden_states),
         )
+        if self.config.copy_mechanism is not None:
+            output["source_ids"] = input_ids
         return output if first_given(return_dict, self.config.return_dict, True) else output.to_tuple()
 
 
@@ -223,12 +227,14 @@ class AttentionSeq2SeqModelOutput(Seq2SeqModelOutput):
         source_mask: `(rows, source_length)` bool, if the configuration has a `doubly_stochastic_weight`.
         choice: how a hard attention came to its weights.
         mixture: the words' distributions where they are summed over hard alignments.
+        copying: what the output has of the source, if the configuration has a `copy_mechanism`.
     """
 
     coverage_loss: Tensor | None = None
     source_mask: Tensor | None = None
     choice: Choice | None = None
     mixture: Mixture | None = None
+    copying: Copying | None = None
 
 
 class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
@@ -350,8 +356,7 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             encoder_outputs = self.encoder(
                 input_ids, attention_mask, inputs_embeds, output_hidden_states=output_hidden_states, return_dict=True
             )
-        else:
-            encoder_outputs = self._as_encoder_output(encoder_outputs)
+        encoder_outputs = self._as_encoder_output(encoder_outputs)
 
         embeddings = self._embed_target(decoder_input_ids, decoder_inputs_embeds)
         rows, length, _ = embeddings.shape
@@ -394,6 +399,7 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             source_mask=source_mask,
             choice=decoded.choice,
             mixture=decoded.mixture,
+            copying=decoded.copying,
             **{CACHE_NAME: cache if use_cache else None},
         )
         return output if return_dict else output.to_tuple()
@@ -405,8 +411,9 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
         if decoder_inputs_embeds is None:
             table = self.get_decoder_input_embeddings()
             if decoder_input_ids.device.type == "cpu":  # elsewhere it would wait for the device in every step
-                check_tokens("decoder_input_ids", decoder_input_ids, table.num_embeddings, "decoder_vocab_size")
-            decoder_inputs_embeds = table(decoder_input_ids)
+                extra = self.config.max_unknown_words
+                check_tokens("decoder_input_ids", decoder_input_ids, table.num_embeddings, "decoder_vocab_size", extra)
+            decoder_inputs_embeds = table(known_tokens(decoder_input_ids, table.num_embeddings, self.config))
         return F.dropout(decoder_inputs_embeds, self.config.embedding_dropout, self.training)
 
     def _as_encoder_output(self, encoder_outputs: ModelOutput | tuple) -> EncoderOutput:
@@ -416,6 +423,11 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
                 f"encoder_outputs has no final states, which bridge_type={self.config.bridge_type!r} with "
                 f"attention_type={self.config.attention_type!r} needs; pass what get_encoder() returns, with "
                 "return_dict=True."
+            )
+        if encoder_outputs.source_ids is None and self.config.copy_mechanism is not None:
+            raise ValueError(
+                f"copy_mechanism={self.config.copy_mechanism!r} copies source tokens, whose ids are not known: give "
+                "input_ids rather than inputs_embeds, and as encoder_outputs what get_encoder() returns for them."
             )
         return encoder_outputs
 
@@ -518,7 +530,9 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
                 `decoder_input_ids`, those are the labels shifted to the right behind `decoder_start_token_id`.
             num_items_in_batch: divide the summed loss by this number of labels (of all accumulated and parallel
                 batches) in place of this batch's own.
-            smoothing: this part of each label is expected evenly over the vocabulary (label smoothing, Szegedy 2016).
+            smoothing: this part of each label is expected evenly over the vocabulary (label smoothing, Szegedy 2016);
+                with `max_unknown_words`, over all columns of `logits`. Those which stand for no word of the row have
+                the constant log-probability -64: they add to the loss, but not to its gradient.
             output_logits: with `False` the output has a loss only, which takes less memory and time: nothing is
                 computed for ignored labels, and only a part of the logits at a time.
 
@@ -527,7 +541,8 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         Returns:
             `loss`, the mean negative log-likelihood of the labels, plus the losses that the configuration adds for the
             attention (`coverage_loss_weight`, `doubly_stochastic_weight`); `logits` `(rows, target_length,
-            target_vocab_size)`; the rest as `AttentionSeq2SeqModel.forward`.
+            target_vocab_size)`, with a `copy_mechanism` log-probabilities in fp32 with `max_unknown_words` more
+            columns; the rest as `AttentionSeq2SeqModel.forward`.
         """
         if labels is None and not output_logits:
             raise ValueError("output_logits=False leaves nothing to compute without labels.")
@@ -535,7 +550,8 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         return_dict = first_given(return_dict, self.config.return_dict, True)
         samples = 1
         if labels is not None:
-            check_labels(labels, self.lm_head.weight.shape[0], first_given(decoder_input_ids, decoder_inputs_embeds))
+            size, decoder_inputs = self.lm_head.weight.shape[0], first_given(decoder_input_ids, decoder_inputs_embeds)
+            check_labels(labels, size, decoder_inputs, self.config.max_unknown_words)
             source = first_given(input_ids, inputs_embeds)
             if source is not None and len(source) != len(labels):
                 raise ValueError(f"labels has {len(labels)} rows, but there are {len(source)} source sentences.")
@@ -600,7 +616,7 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         passed_on = {
             name: value
             for name, value in outputs.items()
-            if name not in ("last_hidden_state", "coverage_loss", "source_mask", "choice", "mixture")
+            if name not in ("last_hidden_state", "coverage_loss", "source_mask", "choice", "mixture", "copying")
         }
         if not wants_attentions:
             passed_on.pop("cross_attentions", None)
@@ -612,7 +628,10 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         return output if return_dict else output.to_tuple()
 
     def _logits(self, outputs: AttentionSeq2SeqModelOutput) -> Tensor:
-        """`(rows, target_length, target_vocab_size)`; log-probabilities where words are summed over alignments."""
+        """`(rows, target_length, output_size)`; log-probabilities where words are summed over alignments or copied."""
+        if outputs.copying is not None:
+            logits = self.lm_head(outputs.last_hidden_state)
+            return copying_logits(logits, outputs.copying, self.config.max_unknown_words)
         if outputs.mixture is None:
             return self.lm_head(outputs.last_hidden_state)
         return outputs.mixture.log_probabilities(self.lm_head)
@@ -655,9 +674,12 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             if logits is not None:
                 loss = sequence_loss(logits, labels, num_items_in_batch, smoothing)
                 return loss, _picked(logits.detach(), labels) if self._trains_positions else None
-            return linear_sequence_loss(
-                outputs.last_hidden_state, self.lm_head, labels, num_items_in_batch, smoothing
-            ), None
+            states = outputs.last_hidden_state
+            if outputs.copying is not None:
+                extra, copying = self.config.max_unknown_words, outputs.copying
+                loss = copying_loss(states, self.lm_head, copying, labels, num_items_in_batch, smoothing, extra)
+                return loss, None
+            return linear_sequence_loss(states, self.lm_head, labels, num_items_in_batch, smoothing), None
         words = labels.masked_fill(~counted, 0)
         if logits is not None or (smoothing and mixture.posterior is None):
             logits = mixture.log_probabilities(self.lm_head) if logits is None else logits

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import AutoModelForSeq2SeqLM, Pipeline
+from transformers import AutoModelForSeq2SeqLM, Pipeline, PreTrainedTokenizerBase
 
 from .alignment import Alignment, alignment_side, forced_attention, generated_lengths
 from .compat import register_pipeline_tasks, transformers_version
@@ -171,9 +171,13 @@ class Text2TextGenerationPipeline(Pipeline):
             encoded.update(input_ids=torch.zeros(1, 1, dtype=torch.long), attention_mask=torch.zeros(1, 1).long())
             if "offset_mapping" in encoded:
                 encoded["offset_mapping"] = torch.zeros(1, 1, 2, dtype=torch.long)
-        if return_alignments:
+        if return_alignments or self._copies_unknown_words:
             encoded["source_text"] = self.prefix + inputs
         return {**encoded, "is_empty": torch.tensor([not inputs or length == 0])}
+
+    @property
+    def _copies_unknown_words(self) -> bool:
+        return getattr(self.tokenizer, "max_unknown_words", 0) > 0
 
     def _tokenize(self, text: str, **options: Any) -> dict[str, Any]:
         return self.tokenizer(self.prefix + text if text else "", return_tensors="pt", **options)
@@ -210,14 +214,14 @@ class Text2TextGenerationPipeline(Pipeline):
         generated = self.model.generate(**{**rows, **options})
         sequences = generated if torch.is_tensor(generated) else generated.sequences
         pad_token_id = self._setting("pad_token_id", options)
-        outputs = {"output_ids": _spread(sequences, is_empty, pad_token_id or 0), "is_empty": is_empty}
+        outputs = {"output_ids": _spread(sequences, is_empty, pad_token_id or 0), "is_empty": is_empty, **places}
         if return_alignments:
             # Decoded once more: `generate` would have to keep the attention of all beams in all steps and layers.
             returned = len(sequences) // len(rows["input_ids"])
             source = (rows[name].repeat_interleave(returned, dim=0) for name in ("input_ids", "attention_mask"))
             weights = forced_attention(self.model, *source, sequences[:, :-1])
             lengths = generated_lengths(sequences, self._setting("eos_token_id", options), pad_token_id)
-            outputs.update(places, input_ids=model_inputs["input_ids"], attention_mask=model_inputs["attention_mask"])
+            outputs.update(input_ids=model_inputs["input_ids"], attention_mask=model_inputs["attention_mask"])
             outputs["weights"] = _spread(weights, is_empty, 0)
             outputs["lengths"] = _spread(lengths, is_empty, 0)
         return outputs
@@ -258,15 +262,19 @@ class Text2TextGenerationPipeline(Pipeline):
     ) -> list[dict[str, Any]]:
         """The records of one text from the outputs of `_forward` for it, a batch of one."""
         is_empty = bool(model_outputs["is_empty"][0])
-        records = []
+        tokenizer, records = self.tokenizer, []
+        if self._copies_unknown_words and not is_empty:
+            tokenizer = tokenizer.with_source(model_outputs["source_text"])
         for index, ids in enumerate(model_outputs["output_ids"][0]):
             ids = ids[:0] if is_empty else ids
             if return_tensors:
                 record = {f"{self.return_name}_token_ids": ids}
             else:
                 options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
-                record = {f"{self.return_name}_text": "" if is_empty else self.tokenizer.decode(ids, **options)}
-            alignment = self._alignment(model_outputs, index) if return_alignments or replace_unknown else None
+                record = {f"{self.return_name}_text": "" if is_empty else tokenizer.decode(ids, **options)}
+            alignment = (
+                self._alignment(model_outputs, index, tokenizer) if return_alignments or replace_unknown else None
+            )
             if replace_unknown and self.tokenizer.unk_token in alignment.target_tokens:
                 text = with_words_for_unknown(alignment, self.tokenizer.unk_token, lexicon)
                 record[f"{self.return_name}_text"] = text
@@ -275,7 +283,7 @@ class Text2TextGenerationPipeline(Pipeline):
             records.append(record)
         return records
 
-    def _alignment(self, outputs: dict[str, Any], index: int) -> Alignment:
+    def _alignment(self, outputs: dict[str, Any], index: int, tokenizer: PreTrainedTokenizerBase) -> Alignment:
         if outputs["is_empty"][0]:
             return Alignment("", "", [], [], torch.zeros(1, 0, 0), [], [])
         is_token = outputs["attention_mask"][0].bool()
@@ -284,8 +292,8 @@ class Text2TextGenerationPipeline(Pipeline):
         source_ids = outputs["input_ids"][0][is_token].tolist()
         return Alignment(
             weights=outputs["weights"][0, index, :, :length][..., is_token].float(),
-            **alignment_side("source", self.tokenizer, source_ids, outputs["source_text"], offsets),
-            **alignment_side("target", self.tokenizer, outputs["output_ids"][0, index, 1 : 1 + length].tolist()),
+            **alignment_side("source", tokenizer, source_ids, outputs["source_text"], offsets),
+            **alignment_side("target", tokenizer, outputs["output_ids"][0, index, 1 : 1 + length].tolist()),
         )
 
 

@@ -57,6 +57,18 @@ _WU_2018 = {
     "dropout": 0.4,
 }
 
+_SEE_2017 = {
+    "rnn_type": "lstm",
+    "embedding_size": 128,
+    "hidden_size": 256,
+    "encoder_hidden_size": 512,
+    "attention_type": "mlp",
+    "attention_size": 512,
+    "input_feeding": True,
+    "coverage_type": "accumulated",
+    "coverage_loss_weight": 1.0,
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     # Sutskever, Vinyals, Le 2014, "Sequence to Sequence Learning with Neural Networks", section 3.4.
     "sutskever-2014": {
@@ -158,17 +170,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # See, Liu, Manning 2017, "Get To The Point", attention and coverage (section 2.3)
     # without the pointer; the readout, with input feeding, is that of Luong 2015.
-    "see-2017-coverage": {
-        "rnn_type": "lstm",
-        "embedding_size": 128,
-        "hidden_size": 256,
-        "encoder_hidden_size": 512,
-        "attention_type": "mlp",
-        "attention_size": 512,
-        "input_feeding": True,
-        "coverage_type": "accumulated",
-        "coverage_loss_weight": 1.0,
-    },
+    "see-2017-coverage": _SEE_2017,
+    # The same with the pointer (section 2.2), over the vocabulary extended by so many words of each source.
+    "see-2017-pointer-generator": {**_SEE_2017, "copy_mechanism": "pointer_generator", "max_unknown_words": 100},
     # Raffel et al. 2017, "Online and Linear-Time Attention by Enforcing Monotonic Alignments", section 2;
     # the scale takes the place of the normalised `v`.
     "raffel-2017-monotonic": _RAFFEL_2017,

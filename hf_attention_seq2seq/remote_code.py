@@ -27,6 +27,7 @@ from .modeling_attention_seq2seq import AttentionSeq2SeqForConditionalGeneration
 from .monotonic import MonotonicAlignment
 from .normalizers import NORMALIZERS
 from .pipelines import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
+from .pointer import PointerGenerator
 from .presets import PRESETS
 from .publishing import VERSION
 from .readouts import READOUTS

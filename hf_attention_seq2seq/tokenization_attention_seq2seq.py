@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
 from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE, BatchEncoding
 
@@ -23,7 +23,10 @@ TOKENIZER_FILE = "tokenizer.json"
 TARGET_TOKENIZER_FILE = "target_tokenizer.json"
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 # What `train_from_iterator` passes on to the constructor; a misspelt option must not vanish there.
-CONSTRUCTOR_OPTIONS = ("model_max_length", "padding_side", "truncation_side", "split_special_tokens", *SPECIAL_TOKENS)
+CONSTRUCTOR_OPTIONS = (
+    *("model_max_length", "padding_side", "truncation_side", "split_special_tokens", "max_unknown_words"),
+    *SPECIAL_TOKENS,
+)
 
 
 class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
@@ -45,6 +48,11 @@ class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
     have different ids on the two sides: a named special token for which that would happen raises `ValueError`. To add
     to one side only, use `source_tokenizer.add_tokens` or `target_tokenizer.add_tokens`.
 
+    For models that copy unknown words (`copy_mechanism`), `max_unknown_words` extends the one vocabulary row by row:
+    `unknown_words(text)` get the ids from `len(tokenizer)` on, both in `input_ids` and in the `labels` of a call with
+    `text` and `text_target`; without a source, unknown words are `<unk>`. Such ids mean something only together with
+    their source: `with_source(text).decode(ids)` writes the words, `decode(ids)` writes `<unk>`.
+
     Make one with `train_from_iterator` or `from_pretrained`.
 
     Args:
@@ -54,11 +62,12 @@ class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
         target_tokenizer_file (`str`, *optional*): The file of the target backend, used if no object is given.
         separate_vocabs (`bool`, *optional*): Whether there are two vocabularies. By default, if a target backend is
             given; `True` without one is an error, with `False` it is not loaded.
+        max_unknown_words (`int`, *optional*, defaults to 0): How many unknown words of a text have ids of their own.
         kwargs: Passed on to `PreTrainedTokenizerFast`.
 
     Raises:
-        ValueError: No source backend, no target backend although `separate_vocabs`, or a named special token that has
-            different ids on the two sides.
+        ValueError: No source backend, no target backend although `separate_vocabs`, a named special token that has
+            different ids on the two sides, or `max_unknown_words` below 0 or with two vocabularies.
     """
 
     vocab_files_names = {"tokenizer_file": TOKENIZER_FILE, "target_tokenizer_file": TARGET_TOKENIZER_FILE}
@@ -72,6 +81,7 @@ class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
         target_tokenizer_object: Tokenizer | None = None,
         target_tokenizer_file: str | None = None,
         separate_vocabs: bool | None = None,
+        max_unknown_words: int = 0,
         **kwargs,
     ):
         if tokenizer_object is None and tokenizer_file is None:
@@ -86,6 +96,17 @@ class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
                 f"separate_vocabs={separate_vocabs!r}, but there is no target vocabulary: {TARGET_TOKENIZER_FILE} "
                 f"must lie beside {TOKENIZER_FILE}"
             )
+        if not isinstance(max_unknown_words, int) or isinstance(max_unknown_words, bool) or max_unknown_words < 0:
+            raise ValueError(
+                f"max_unknown_words={max_unknown_words!r} is not allowed; it must be an integer from 0 up"
+            )
+        if separate_vocabs and max_unknown_words:
+            raise ValueError(
+                f"max_unknown_words={max_unknown_words} needs one vocabulary, in which a copied word has one id on "
+                "both sides, but there is a target vocabulary"
+            )
+        self.max_unknown_words = max_unknown_words
+        self._copies: dict[int, str] = {}  # of the source that this tokenizer is a view for
         # Set first, because the base constructor may add special tokens. A tokenizer rather than a bare backend, so
         # that `datasets` treats both backends alike when it makes a fingerprint.
         self._target = None
@@ -100,6 +121,7 @@ class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
             tokenizer_object=tokenizer_object,
             tokenizer_file=tokenizer_file,
             separate_vocabs=separate_vocabs,
+            max_unknown_words=max_unknown_words,
             **{**SPECIAL_TOKENS, **without_own_entries(kwargs)},
         )
         self._check_ids_agree(self.special_tokens_map)
@@ -190,7 +212,8 @@ class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
             special_tokens (sequence of `str`, *optional*): More special tokens, such as language tags. They get the
                 ids from 4 on, on both sides.
             kwargs: For the constructor: `model_max_length`, `padding_side`, `truncation_side`, `split_special_tokens`,
-                or other names for `pad_token`, `bos_token`, `eos_token`, `unk_token` (ids 0 to 3).
+                `max_unknown_words`, or other names for `pad_token`, `bos_token`, `eos_token`, `unk_token` (ids 0 to
+                3).
 
         Raises:
             TypeError: A side is not an iterable of strings, or an unknown option.
@@ -301,6 +324,60 @@ class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
         finally:
             self._tokenizer = backend
 
+    # --- unknown words
+
+    def unknown_words(self, text: str) -> list[str]:
+        """The first `max_unknown_words` different words (or characters) of a text that are not in the vocabulary.
+
+        They are written as the tokenizer normalizes them.
+        """
+        encoding = super().__call__(text, add_special_tokens=False).encodings[0]
+        words = dict.fromkeys(word for _, word in self._unknown(encoding, text))
+        return list(words)[: self.max_unknown_words]
+
+    def with_source(self, text: str) -> "AttentionSeq2SeqTokenizer":
+        """This tokenizer for what a model writes for one source: the ids of its unknown words stand for them."""
+        if not self.max_unknown_words:
+            return self
+        view = copy.copy(self)
+        view._copies = dict(enumerate(self.unknown_words(text), len(self)))
+        return view
+
+    def _unknown(self, encoding: Encoding, text: str) -> Iterator[tuple[int, str]]:
+        """Place and word of each unknown token; one that stands as such in the text is none."""
+        normalizer, unknown = self.backend_tokenizer.normalizer, self.unk_token_id
+        for place, (token_id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
+            word = text[start:end]
+            if token_id == unknown and word != self.unk_token:
+                yield place, word if normalizer is None else normalizer.normalize_str(word)
+
+    def _number_unknown(self, encoded: BatchEncoding, texts: str | Sequence[str], words: list[list[str]]) -> None:
+        """Replaces the ids of unknown tokens that are among the `words` of their row."""
+        is_batch, unknown, ids = not isinstance(texts, str), self.unk_token_id, encoded["input_ids"]
+        rows = ids if is_batch or not isinstance(ids[0], int) else [ids]
+        samples = encoded.get("overflow_to_sample_mapping", range(len(rows)))
+        for row, sample, encoding in zip(rows, samples, encoded.encodings, strict=True):
+            numbers = {word: len(self) + index for index, word in enumerate(words[int(sample)])}
+            for place, word in self._unknown(encoding, texts[int(sample)] if is_batch else texts):
+                row[place] = numbers.get(word, unknown)
+
+    def _with_unknown_words(
+        self, text, text_pair, text_target, text_pair_target, *args, is_split_into_words: bool = False, **kwargs
+    ) -> BatchEncoding:
+        if is_split_into_words or text_pair is not None or text_pair_target is not None:
+            raise ValueError(
+                f"max_unknown_words={self.max_unknown_words} is for whole texts, not with text_pair, text_pair_target "
+                f"or is_split_into_words={is_split_into_words}"
+            )
+        encodings = super().__call__(text, *args, **kwargs)
+        words = [self.unknown_words(one) for one in ([text] if isinstance(text, str) else text)]
+        self._number_unknown(encodings, text, words)
+        if text_target is not None:
+            targets = super().__call__(None, None, text_target, *args, **kwargs)
+            self._number_unknown(targets, text_target, words)
+            encodings["labels"] = targets["input_ids"]
+        return encodings
+
     # --- encoding and decoding
 
     def __call__(
@@ -312,6 +389,8 @@ class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
             `BatchEncoding`: `input_ids` and `attention_mask` of the only text given; with both texts those of `text`,
             and the ids of `text_target` as `labels`. Every sequence ends with `</s>`, after truncation too.
         """
+        if self.max_unknown_words and text is not None:
+            return self._with_unknown_words(text, text_pair, text_target, text_pair_target, *args, **kwargs)
         if text_target is None or not self.separate_vocabs:
             return super().__call__(text, text_pair, text_target, text_pair_target, *args, **kwargs)
         targets = self.target_tokenizer(None, None, text_target, text_pair_target, *args, **kwargs)
@@ -321,9 +400,39 @@ class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
         encodings["labels"] = targets["input_ids"]
         return encodings
 
+    def convert_ids_to_tokens(self, ids: int | list[int], skip_special_tokens: bool = False) -> str | list[str]:
+        """As in the library; an id from `len(self)` on is the unknown word that it stands for, else `<unk>`."""
+        if not self.max_unknown_words:
+            return super().convert_ids_to_tokens(ids, skip_special_tokens)
+        extra, unknown = range(len(self), len(self) + self.max_unknown_words), self.unk_token_id
+        skipped = self.all_special_ids if skip_special_tokens else ()
+        tokens = []
+        for token_id in [ids] if isinstance(ids, int) else map(int, ids):
+            if token_id in extra and token_id not in self._copies:
+                token_id = unknown
+            if token_id not in skipped or isinstance(ids, int):
+                tokens.append(self._copies.get(token_id) or self.backend_tokenizer.id_to_token(token_id))
+        return tokens[0] if isinstance(ids, int) else tokens
+
+    def _decode_copies(
+        self,
+        token_ids: list[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces=None,
+        **kwargs,
+    ) -> str:
+        """As in the library, where all that it needs to know is the vocabulary."""
+        tokens = self.convert_ids_to_tokens(token_ids, skip_special_tokens)
+        decoder = self.backend_tokenizer.decoder
+        text = " ".join(tokens) if decoder is None else decoder.decode(tokens)
+        return self.clean_up_tokenization(text) if clean_up_tokenization_spaces else text
+
     def _decode(self, token_ids: int | list[int], *args, use_source_tokenizer: bool = False, **kwargs) -> str:
         if self.separate_vocabs and not use_source_tokenizer:
             return self.target_tokenizer._decode(token_ids, *args, **kwargs)
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        if self.max_unknown_words and max(ids, default=0) >= len(self):
+            return self._decode_copies(ids, *args, **kwargs)
         try:
             return super()._decode(token_ids, *args, **kwargs)
         except OverflowError as error:

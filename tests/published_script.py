@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
-TEXTS = ["a man sleeps", "two dogs", "the woman reads a book"]
+TEXTS = ["a man sleeps", "two dögs", "the woman reads a book"]
 OPTIONS = {"num_beams": 3, "max_new_tokens": 12}
 
 

@@ -41,16 +41,18 @@ MODELS = {
     "hard-reinforce": {"attention_selection": "hard", "hard_attention_estimator": "reinforce"},
     "monotonic": {"attention_selection": "monotonic", "attention_query": "previous_state"},
     "multi-head-entmax": {"attention_type": "scaled_dot", "attention_heads": 4, "attention_normalizer": "entmax15"},
+    "pointer": {"copy_mechanism": "pointer_generator", "max_unknown_words": 2},
     "separate-vocabularies": {"input_feeding": True},
 }
+SHARED = AttentionSeq2SeqTokenizer.train_from_iterator(SOURCES + TARGETS, model="char")
 TOKENIZERS = {
-    False: AttentionSeq2SeqTokenizer.train_from_iterator(SOURCES + TARGETS, model="char"),
-    True: AttentionSeq2SeqTokenizer.train_from_iterator(SOURCES, TARGETS, model="char"),
+    "separate-vocabularies": AttentionSeq2SeqTokenizer.train_from_iterator(SOURCES, TARGETS, model="char"),
+    "pointer": AttentionSeq2SeqTokenizer.train_from_iterator(SOURCES + TARGETS, model="char", max_unknown_words=2),
 }
 
 
 def make_model(name: str) -> tuple[AttentionSeq2SeqForConditionalGeneration, AttentionSeq2SeqTokenizer]:
-    tokenizer = TOKENIZERS[name == "separate-vocabularies"]
+    tokenizer = TOKENIZERS.get(name, SHARED)
     vocabularies = {"vocab_size": len(tokenizer), "decoder_vocab_size": None}
     if tokenizer.separate_vocabs:
         vocabularies["decoder_vocab_size"] = tokenizer.target_vocab_size

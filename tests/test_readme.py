@@ -17,4 +17,5 @@ def test_the_code_of_the_readme(tmp_path):
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]
     assert "[{'translation_text': 'eine Frau schläft'}]" in run.stdout
+    assert run.stdout.count("Zoltan was called") == 2
     assert (tmp_path / "alignment.png").stat().st_size > 1000

@@ -1,5 +1,6 @@
 """The entry point: from two text files, or a recipe, to a scored model with a card."""
 
+import itertools
 import json
 import re
 
@@ -100,6 +101,27 @@ def test_what_a_recipe_can_do_together(parallel_text):
     results = json.loads((parallel_text / "one" / "results.json").read_text())
     assert "exact_match" in results["test"] and results["training_minutes"] >= 0
     assert {name for name in results["test"] if "words" in name} == {"exact_match (0 to 1 words)"}
+
+
+def test_unknown_words_are_copied(tmp_path):
+    """Names that are not in the vocabulary, from text files to a score and to a file of new ones."""
+    names = ["".join(letters).title() for letters in itertools.permutations("abcde", 3)]
+    for name, some in (("train", names[:50]), ("test", names[50:])):
+        (tmp_path / f"{name}.tsv").write_text("".join(f"ask {one}\t{one} was asked\n" for one in some))
+    (tmp_path / "new.txt").write_text("ask Xyz\n")
+    recipe = {
+        "data": {"train_file": "train.tsv", "test_file": "test.tsv", "validation_rows": 10},
+        "tokenizer": {"source_unit": "word", "shared_vocabulary": True, "vocab_size": 7, "max_unknown_words": 2},
+        "model": {"copy_mechanism": "pointer_generator"},
+        "training": {"num_train_epochs": 40, "learning_rate": 0.01, "scheduled_sampling": 0.2, "eval_strategy": "no"},
+        "evaluation": {"metrics": ["exact_match"]},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    where = ["--data_dir", str(tmp_path), "--output_dir", str(tmp_path / "model"), *TINY]
+    where += ["--predict_file", str(tmp_path / "new.txt"), "--predict_output", str(tmp_path / "out.txt")]
+    main([str(tmp_path / "recipe.yaml"), *where])
+    assert json.loads((tmp_path / "model" / "results.json").read_text())["test"]["exact_match"] == 100
+    assert (tmp_path / "out.txt").read_text() == "Xyz was asked\n"
 
 
 @pytest.mark.parametrize(

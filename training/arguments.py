@@ -23,7 +23,9 @@ from .metrics import METRICS, greater_is_better
 
 UNITS = ("char", "codepoint", "phone", "word", "bpe", "unigram")
 # Fields of the configuration that the tokenizer or the task decides.
-DECIDED_ELSEWHERE = {"self", "kwargs", "vocab_size", "decoder_vocab_size", "use_cache", "is_encoder_decoder"}
+DECIDED_ELSEWHERE = {
+    *("self", "kwargs", "vocab_size", "decoder_vocab_size", "max_unknown_words", "use_cache", "is_encoder_decoder")
+}
 
 
 @dataclass
@@ -46,6 +48,9 @@ class TokenizerArguments:
         default=None, metadata={"help": "Unicode form of the source: NFC, NFD (takes Hangul apart), NFKC, NFKD"}
     )
     target_normalization: str | None = field(default=None, metadata={"help": "the same for the target"})
+    max_unknown_words: int = field(
+        default=0, metadata={"help": "unknown words of a source that a model with a copy_mechanism can copy"}
+    )
     tokenizer_rows: int = field(default=1_000_000, metadata={"help": "rows of a streamed data set to learn from"})
 
     def __post_init__(self):

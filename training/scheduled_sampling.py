@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hf_attention_seq2seq import AttentionSeq2SeqForConditionalGeneration
+from hf_attention_seq2seq.pointer import copying_logits, known_tokens
 
 
 @torch.no_grad()
@@ -37,10 +38,14 @@ def with_own_words(
     never = [model.config.pad_token_id, *(ends if isinstance(ends, list) else [ends])]  # a sentence goes on behind it
     chosen = [given[:, 0]]
     for step in range(1, given.shape[1]):
-        embeddings = model.get_decoder_input_embeddings()(chosen[-1].unsqueeze(1))
+        embed = model.get_decoder_input_embeddings()
+        embeddings = embed(known_tokens(chosen[-1].unsqueeze(1), embed.num_embeddings, model.config))
         output = decoder(embeddings, memory, state, with_weights=False)
         state = output.state
-        logits = model.lm_head(output.readouts[:, 0]).float()
+        logits = model.lm_head(output.readouts).float()
+        if output.copying is not None:
+            logits = copying_logits(logits, output.copying, model.config.max_unknown_words)
+        logits = logits[:, 0]
         logits[:, never] = -torch.inf
         own = torch.multinomial(torch.softmax(logits, dim=-1), 1).squeeze(1)
         gold = given[:, step]

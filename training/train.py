@@ -76,6 +76,8 @@ def make_tokenizer(recipe: Recipe, data: TextData) -> AttentionSeq2SeqTokenizer:
         "normalization": arguments.source_normalization,
         "special_tokens": data.tags,
     }
+    if arguments.max_unknown_words:
+        options["max_unknown_words"] = arguments.max_unknown_words
     if arguments.shared_vocabulary:
         return AttentionSeq2SeqTokenizer.train_from_iterator(chain(sources, targets), **options)
     return AttentionSeq2SeqTokenizer.train_from_iterator(
@@ -93,10 +95,12 @@ def make_model(recipe: Recipe, tokenizer: AttentionSeq2SeqTokenizer) -> Attentio
     if recipe.model.model_name_or_path is not None:
         model = AttentionSeq2SeqForConditionalGeneration.from_pretrained(recipe.model.model_name_or_path)
     else:
-        target_size = tokenizer.target_vocab_size if tokenizer.separate_vocabs else None
-        model = AttentionSeq2SeqForConditionalGeneration(
-            recipe.configuration(vocab_size=len(tokenizer), decoder_vocab_size=target_size)
-        )
+        decided = {
+            "vocab_size": len(tokenizer),
+            "decoder_vocab_size": tokenizer.target_vocab_size if tokenizer.separate_vocabs else None,
+            "max_unknown_words": tokenizer.max_unknown_words,
+        }
+        model = AttentionSeq2SeqForConditionalGeneration(recipe.configuration(**decided))
     generation = model.generation_config
     generation._from_model_config = False  # it says more than the configuration
     generation.num_beams = recipe.evaluation.num_beams
@@ -246,7 +250,7 @@ def score(recipe: Recipe, data: TextData, trainer: RecipeTrainer) -> dict[str, d
         else:
             encoded = encode(test, trainer.processing_class)
             output = trainer.predict(encoded, metric_key_prefix=name, **search_options(recipe))
-            by_row = dict(zip(encoded["row"], trainer.texts(output.predictions)))
+            by_row = dict(zip(encoded["row"], trainer.texts(output.predictions, encoded["source"])))
             texts, figures = [by_row[row] for row in range(len(test))], {"loss": output.metrics[f"{name}_loss"]}
         figures |= trainer.measure(texts, test)
         if evaluation.replace_unknown:

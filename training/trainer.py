@@ -6,7 +6,7 @@ import copy
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -153,15 +153,17 @@ class RecipeTrainer(Seq2SeqTrainer):
 
     # Metrics over texts
 
-    def texts(self, tokens: np.ndarray) -> list[str]:
-        """Generated tokens `(rows, length)` as texts; -100 is padding."""
+    def texts(self, tokens: np.ndarray, sources: Sequence[str]) -> list[str]:
+        """Generated tokens `(rows, length)` as texts for `sources`; -100 is padding."""
         tokenizer = self.processing_class
         tokens = np.where(tokens < 0, tokenizer.pad_token_id, tokens)
-        return [text.strip() for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+        rows = zip(tokens, sources, strict=True)
+        return [tokenizer.with_source(source).decode(ids, skip_special_tokens=True).strip() for ids, source in rows]
 
     def _text_metrics(self, prediction: EvalPrediction) -> dict[str, Any]:
         tokens = prediction.predictions
-        return self.measure(self.texts(tokens[0] if isinstance(tokens, tuple) else tokens), self._scored)
+        texts = self.texts(tokens[0] if isinstance(tokens, tuple) else tokens, self._scored["source"])
+        return self.measure(texts, self._scored)
 
     def measure(self, texts: list[str], scored: Dataset) -> dict[str, Any]:
         """The figures of texts, one for each row of `scored`."""

@@ -155,7 +155,7 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             embeddings and the deep readout, else `hidden_size`.
         copy_mechanism (`str`, *optional*): `"pointer_generator"`: each word is generated or copied from the source by
             the attention, and `logits` are the log-probabilities of this mixture (See 2017, eq. 8 and 9). It needs
-            attention, and one vocabulary for both sides.
+            attention that is not hard, and one vocabulary for both sides.
         max_unknown_words (`int`): how many words of a source sentence that are not in the vocabulary can be copied.
             They have the ids from `vocab_size` on, in the order in which they come first in the sentence, as
             `AttentionSeq2SeqTokenizer` gives them if it has a `max_unknown_words` (not larger than this one), and
@@ -640,9 +640,7 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
                 f"decoder_vocab_size={self.decoder_vocab_size}",
             )
         if self.copy_mechanism is not None and self.attention_selection == "hard":
-            self._reject(
-                "copy_mechanism", "it copies with weights over the source; attention_selection='hard' has none"
-            )
+            self._reject("copy_mechanism", "it needs attention_selection='soft' or 'monotonic'")
         if self.attention_type in UNPARAMETRISED_SCORES and self.attention_size is None:
             if self.memory_size != self.hidden_size:
                 self._reject(

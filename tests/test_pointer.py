@@ -299,6 +299,7 @@ def test_an_ensemble():
         ({"copy_mechanism": "copynet"}, "copy_mechanism='copynet' is not possible; allowed: None, 'pointer_gen"),
         ({"decoder_vocab_size": 13}, "copy_mechanism='pointer_generator' .*one vocabulary.*decoder_vocab_size=13"),
         ({"attention_type": "none"}, "copy_mechanism=.*attention_type='none' has no such thing"),
+        ({"attention_selection": "hard"}, "copy_mechanism=.*needs attention_selection='soft'"),
         ({"copy_mechanism": None, "max_unknown_words": 2}, "max_unknown_words=2 .*needs a copy_mechanism"),
         ({"max_unknown_words": -1}, "max_unknown_words=-1 .*an integer from"),
         ({"max_unknown_words": 2, "unk_token_id": 17}, "unk_token_id=17 .*0 to 16"),

@@ -267,7 +267,7 @@ class _Beams:
         here = places[:, :beams] + self.step * beams * vocabulary
         self.ended = torch.cat((self.ended, here), dim=1).gather(1, chosen)
 
-        self.scores, chosen = totals.masked_fill(ending, UNREACHED).topk(beams)
+        self.scores, chosen = (totals + ending * UNREACHED).topk(beams)
         places = places.gather(1, chosen)
         self.places.append(places)
 

@@ -26,12 +26,14 @@ from .mixtures import Mixture
 from .modeling_attention_seq2seq import AttentionSeq2SeqForConditionalGeneration, AttentionSeq2SeqModel
 from .monotonic import MonotonicAlignment
 from .normalizers import NORMALIZERS
+from .packed import packed
 from .pipelines import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
 from .presets import PRESETS
 from .publishing import VERSION
 from .readouts import READOUTS
 from .recurrent import RecurrentLayer
 from .scoring import SCORES
+from .search import beam_search
 from .spans import SPANS
 from .tokenization_attention_seq2seq import AttentionSeq2SeqTokenizer
 from .unknown_words import replace_unknown

@@ -12,6 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_attention_seq2seq import AttentionSeq2SeqEnsemble, AttentionSeq2SeqForConditionalGeneration
 from hf_attention_seq2seq import generation as generation_module
+from hf_attention_seq2seq.packed import can_pack, packed
 from hf_attention_seq2seq.search import best_continuations
 
 from .helpers import alignment_grid, attention_grid, cache_of, name_of, pairwise, tiny_config, tiny_model
@@ -31,7 +32,7 @@ EVERYTHING = {"return_dict_in_generate": True, "output_scores": True, "output_lo
 
 
 def talkative_model(**case):
-    """A model whose sentences end after anything from one to many words; its weights are so large that it is in fp64."""
+    """A model whose sentences end after one to many words: with weights so large that it computes in fp64."""
     model = tiny_model(torch.float64, **{"decoder_vocab_size": WORDS, "initializer_range": 2.0, **case})
     with torch.no_grad():
         model.lm_head.bias[EOS] += 4.0
@@ -47,17 +48,22 @@ def many_sentences(sentences: int = 12, seed: int = 0) -> dict[str, torch.Tensor
     return {"input_ids": input_ids, "attention_mask": (input_ids != PAD).long()}
 
 
+def noted(name, used):
+    search = getattr(generation_module, name)
+
+    def spy(*args, **kwargs):
+        used.append(name)
+        return search(*args, **kwargs)
+
+    return spy
+
+
 @pytest.fixture
 def own_searches(monkeypatch):
     """The names of our own searches, each time one of them is used."""
     used = []
     for name in ("greedy_search", "beam_search"):
-
-        def spy(*args, name=name, search=getattr(generation_module, name), **kwargs):
-            used.append(name)
-            return search(*args, **kwargs)
-
-        monkeypatch.setattr(generation_module, name, spy)
+        monkeypatch.setattr(generation_module, name, noted(name, used))
     return used
 
 
@@ -196,6 +202,74 @@ def test_the_best_continuations_are_those_of_all():
         expected = everything.flatten(1).sort(descending=True)
         torch.testing.assert_close(totals, expected.values[:, :count])
         assert places.tolist() == expected.indices[:, :count].tolist()
+
+
+# Weights in another order
+
+
+@pytest.fixture
+def large_model():
+    """A model whose output layer is large enough to be packed."""
+    torch.manual_seed(0)
+    config = tiny_config(hidden_size=64, decoder_vocab_size=1 << 14, initializer_range=0.2)
+    return AttentionSeq2SeqForConditionalGeneration(config).eval()
+
+
+def products_of(layer, monkeypatch):
+    """Tells of each later product of `layer` by the usual function; a packed weight has another one."""
+    seen = []
+    linear = torch.nn.functional.linear
+
+    def spy(inputs, weight, *bias):
+        seen.extend([len(inputs)] if weight is layer.weight else [])
+        return linear(inputs, weight, *bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", spy)
+    return seen
+
+
+@pytest.mark.parametrize("beams", [1, 5])
+def test_packed_weights_change_nothing(beams, large_model, monkeypatch):
+    usual = products_of(large_model.lm_head, monkeypatch)
+    before = vars(large_model.lm_head).keys()
+    large_model.use_library_search = True
+    expected = large_model.generate(**many_sentences(), num_beams=beams, max_new_tokens=10)
+    assert usual
+    usual.clear()
+    large_model.use_library_search = False
+    found = large_model.generate(**many_sentences(), num_beams=beams, max_new_tokens=10)
+    assert found.tolist() == expected.tolist()
+    assert vars(large_model.lm_head).keys() == before
+    assert not usual or not can_pack(large_model.lm_head)
+
+
+def test_packed_weights_are_put_back(large_model, monkeypatch):
+    usual = products_of(large_model.lm_head, monkeypatch)
+    inputs = torch.randn(3, 64)
+    with torch.no_grad():
+        expected = large_model.lm_head(inputs)
+        with pytest.raises(KeyError), packed(large_model, 3):
+            torch.testing.assert_close(large_model.lm_head(inputs), expected, rtol=0, atol=1e-5)
+            raise KeyError
+        with packed(large_model, 3), packed(large_model, 3):
+            pass
+        large_model.lm_head.weight.zero_()
+        assert large_model.lm_head(inputs).std(dim=0).max() == 0
+    usual.clear()
+    with packed(large_model, 3):  # not for training
+        assert large_model.lm_head(inputs).requires_grad
+    assert usual == [3]
+
+
+@pytest.mark.parametrize("change", ["small", "double", "wrapped", "one row"])
+def test_what_is_not_packed(change, large_model):
+    model = {"small": tiny_model(), "double": large_model.double()}.get(change, large_model)
+    if change == "wrapped":
+        model.lm_head.forward = model.lm_head.forward
+    before = dict(vars(model.lm_head))
+    with packed(model, 1 if change == "one row" else 5):
+        assert vars(model.lm_head) == before
+    assert vars(model.lm_head) == before
 
 
 # What is left to the library

@@ -252,7 +252,8 @@ class _Beams:
         ends, vocabulary = config._eos_token_tensor, log_probs.shape[-1]
         first, self.vocabulary = not self.step, vocabulary
         self.step += 1
-        totals, places = best_continuations(self.scores, log_probs, _kept(config))
+        totals = log_probs.unflatten(0, self.scores.shape) + self.scores.unsqueeze(-1)
+        totals, places = totals.flatten(1).topk(_kept(config))
         if self.step == self.max_steps:
             ending = torch.ones_like(places, dtype=torch.bool)
         elif ends is None:
@@ -340,20 +341,3 @@ class _Beams:
 def _padded(rows: Sequence[list[int]], fill: int, like: Tensor) -> Tensor:
     longest = max(map(len, rows))
     return like.new_tensor([row + [fill] * (longest - len(row)) for row in rows])
-
-
-def best_continuations(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """
-    The most probable hypotheses with one more word.
-
-    Args:
-        scores: log-probabilities of the hypotheses, `(sentences, beams)`.
-        log_probs: of the next word, `(sentences * beams, vocabulary)`.
-        count: how many to find for each sentence; at most `vocabulary`.
-
-    Returns:
-        their log-probabilities and places `beam * vocabulary + word`, `(sentences, count)`, best first.
-    """
-    best, words = log_probs.topk(count, dim=-1)
-    totals, chosen = (best.unflatten(0, scores.shape) + scores.unsqueeze(-1)).flatten(1).topk(count)
-    return totals, chosen // count * log_probs.shape[-1] + words.view(len(scores), -1).gather(1, chosen)

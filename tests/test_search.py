@@ -12,14 +12,15 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_attention_seq2seq import AttentionSeq2SeqEnsemble, AttentionSeq2SeqForConditionalGeneration
 from hf_attention_seq2seq import generation as generation_module
+from hf_attention_seq2seq.compat import CACHE_NAME
 from hf_attention_seq2seq.packed import can_pack, packed
-from hf_attention_seq2seq.search import best_continuations
 
 from .helpers import alignment_grid, attention_grid, cache_of, name_of, pairwise, tiny_config, tiny_model
 
 WORDS = 30
 PAD, BOS, EOS = 0, 1, 2
 OTHER_CASES = [
+    {"attention_selection": "hard", "hard_attention_order": 1, "input_feeding": False},
     {"decoder_layers": 3, "encoder_layers": 2, "residual": True, "rnn_type": "gru"},
     {"readout_type": "maxout", "input_feeding": True},
     {"readout_type": "deep", "bridge_type": "mean"},
@@ -27,7 +28,7 @@ OTHER_CASES = [
     {"context_gate": True, "doubly_stochastic_weight": 1.0},
     {"decoder_vocab_size": None, "vocab_size": WORDS, "share_encoder_decoder_embeddings": True, "readout_size": 6},
 ]
-CASES = [*pairwise(attention_grid()), *pairwise(alignment_grid()), *OTHER_CASES]
+CASES = [*pairwise(attention_grid()), *pairwise(alignment_grid())[::3], *OTHER_CASES]
 EVERYTHING = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 
 
@@ -102,7 +103,7 @@ def test_every_configuration(case, own_searches):
     assert own_searches == ["greedy_search"] * 2 + ["beam_search"] * 2
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     st.integers(0, 1000),
     st.sampled_from([1, 2, 3, 5]),
@@ -191,17 +192,6 @@ def test_ensembles(beams, average, own_searches):
     expected, found = both(ensemble, **many_sentences(), num_beams=beams, max_new_tokens=12)
     assert found.tolist() == expected.tolist()
     assert len(own_searches) == 1
-
-
-def test_the_best_continuations_are_those_of_all():
-    torch.manual_seed(0)
-    for beams, words, count in ((1, 7, 7), (3, 50, 6), (5, 999, 10), (4, 8000, 12)):
-        scores, log_probs = torch.randn(6, beams), torch.randn(6 * beams, words)
-        totals, places = best_continuations(scores, log_probs, count)
-        everything = scores.unsqueeze(-1) + log_probs.view(6, beams, words)
-        expected = everything.flatten(1).sort(descending=True)
-        torch.testing.assert_close(totals, expected.values[:, :count])
-        assert places.tolist() == expected.indices[:, :count].tolist()
 
 
 # Weights in another order
@@ -324,7 +314,7 @@ def test_a_given_cache_is_left_to_the_library(own_searches):
     options = {**many_sentences(4), "suppress_tokens": [EOS], "return_dict_in_generate": True}
     part = model.generate(**options, max_new_tokens=2)
     del options["suppress_tokens"]
-    model.generate(**options, decoder_input_ids=part.sequences, max_new_tokens=2, past_key_values=cache_of(part))
+    model.generate(**options, decoder_input_ids=part.sequences, max_new_tokens=2, **{CACHE_NAME: cache_of(part)})
     assert not own_searches
 
 

@@ -166,6 +166,13 @@ class AttentionSeq2SeqCache(Cache):
         self.memory = self.memory.select(indices // (self.state.rows // self.memory.rows))
         self.state = self.state.map(lambda tensor: tensor[indices.to(tensor.device)])
 
+    def select_sentences(self, indices: Tensor) -> None:
+        """Keeps the sentences `indices`, `(sentences,)` int64, with all their hypotheses."""
+        beams = self.state.rows // self.memory.rows
+        rows = (indices[:, None] * beams + torch.arange(beams, device=indices.device)).flatten()
+        self.memory = self.memory.select(indices)
+        self.state = self.state.map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
+
     def crop(self, *args, **kwargs) -> None:
         """Refused: a recurrent state has no history to go back to."""
         raise ValueError(

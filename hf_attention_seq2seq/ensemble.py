@@ -133,6 +133,11 @@ class AttentionSeq2SeqEnsembleCache(AttentionSeq2SeqCache):
         for member in self.members:
             member.batch_select_indices(indices)
 
+    def select_sentences(self, indices: Tensor) -> None:
+        """Keeps the sentences `indices`, `(sentences,)` int64."""
+        for member in self.members:
+            member.select_sentences(indices)
+
 
 class AttentionSeq2SeqEnsemble(AttentionSeq2SeqPreTrainedModel, RecurrentGenerationMixin):
     """
@@ -256,6 +261,10 @@ class AttentionSeq2SeqEnsemble(AttentionSeq2SeqPreTrainedModel, RecurrentGenerat
             **{CACHE_NAME: cache if use_cache else None},
         )
         return output if first_given(return_dict, self.config.return_dict, True) else output.to_tuple()
+
+    def next_logits(self, words: Tensor, cache: AttentionSeq2SeqEnsembleCache) -> Tensor:
+        """See `AttentionSeq2SeqForConditionalGeneration.next_logits`."""
+        return self._average([member.next_logits(words, own) for member, own in zip(self.members, cache.members)])
 
     def _average(self, logits: list[Tensor]) -> Tensor:
         """Log-probabilities of the ensemble from the logits of its members."""

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, StoppingCriteriaList
 
 from .cache import AttentionSeq2SeqCache
 from .checks import check_cache
 from .compat import CACHE_NAME
+from .packed import packed
+from .search import beam_search, greedy_search, is_plain
 
 
 class RecurrentGenerationMixin(GenerationMixin):
     """
     The library's `generate` over a recurrent state: one `AttentionSeq2SeqCache` instead of key-value caches, and
     encoder states that are never repeated for beams.
+
+    Attributes:
+        use_library_search: whether to search with the library's own loops even where `search` is faster.
     """
+
+    use_library_search = False
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -50,6 +58,36 @@ class RecurrentGenerationMixin(GenerationMixin):
         if input_ids is not None:
             input_ids = input_ids.repeat_interleave(expand_size, dim=0)
         return input_ids, model_kwargs
+
+    def _sample(self, input_ids: Tensor, *args, **kwargs):
+        return self._search(greedy_search, super()._sample, input_ids, *args, **kwargs)
+
+    def _beam_search(self, input_ids: Tensor, *args, **kwargs):
+        return self._search(beam_search, super()._beam_search, input_ids, *args, **kwargs)
+
+    def _search(
+        self,
+        own_search: Callable,
+        library_search: Callable,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs,
+    ):
+        options = {"generation_config": generation_config, **model_kwargs}
+        asked = {
+            "logits_processor": logits_processor,
+            "stopping_criteria": stopping_criteria,
+            "synced_gpus": synced_gpus,
+            **({} if streamer is None else {"streamer": streamer}),
+        }
+        if is_plain(self, **asked, **options):
+            with packed(self, len(input_ids)):
+                return own_search(self, input_ids, **options)
+        return library_search(input_ids, **asked, **options)
 
     def prepare_inputs_for_generation(
         self,

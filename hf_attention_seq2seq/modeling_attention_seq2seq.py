@@ -694,6 +694,25 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             likelihoods = mixture.sum_places(mixture.log_likelihoods(self.lm_head, words, smoothing))
         return counted_mean(-likelihoods, counted, num_items_in_batch), likelihoods
 
+    def next_logits(self, words: Tensor, cache: AttentionSeq2SeqCache) -> Tensor:
+        """
+        What search asks in each step: the logits `(rows, target_vocab_size)` that `forward` gives for one more word.
+
+        Args:
+            words: `(rows,)` int64, the last word of each hypothesis; it is not checked.
+            cache: with the words before; it has read this one as well afterwards.
+        """
+        embeddings = self.get_decoder_input_embeddings()(words.unsqueeze(1))
+        decoded = self.get_decoder()(embeddings, cache.memory, cache.state, with_weights=False)
+        cache.update_state(decoded.state, 1)
+        mixture = decoded.mixture
+        if mixture is None:
+            return self.lm_head(decoded.readouts.squeeze(1))
+        if mixture.order is not None:
+            mixture, chain, _ = mixture.along_chain(self.lm_head, words.unsqueeze(1))
+            cache.state = replace(cache.state, chain=chain)
+        return mixture.log_probabilities(self.lm_head).squeeze(1)
+
     def _attention_loss(
         self,
         outputs: AttentionSeq2SeqModelOutput,

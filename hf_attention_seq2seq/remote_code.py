@@ -26,6 +26,7 @@ from .mixtures import Mixture
 from .modeling_attention_seq2seq import AttentionSeq2SeqForConditionalGeneration, AttentionSeq2SeqModel
 from .monotonic import MonotonicAlignment
 from .normalizers import NORMALIZERS
+from .packed import packed
 from .pipelines import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
 from .pointer import PointerGenerator
 from .presets import PRESETS
@@ -33,6 +34,7 @@ from .publishing import VERSION
 from .readouts import READOUTS
 from .recurrent import RecurrentLayer
 from .scoring import SCORES
+from .search import beam_search
 from .spans import SPANS
 from .tokenization_attention_seq2seq import AttentionSeq2SeqTokenizer
 from .unknown_words import replace_unknown

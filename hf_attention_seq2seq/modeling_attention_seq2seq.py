@@ -702,16 +702,16 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             words: `(rows,)` int64, the last word of each hypothesis; it is not checked.
             cache: with the words before; it has read this one as well afterwards.
         """
-        embeddings = self.get_decoder_input_embeddings()(words.unsqueeze(1))
-        decoded = self.get_decoder()(embeddings, cache.memory, cache.state, with_weights=False)
+        table = self.get_decoder_input_embeddings()
+        known = known_tokens(words, table.num_embeddings, self.config)
+        decoded = self.get_decoder()(table(known.unsqueeze(1)), cache.memory, cache.state, with_weights=False)
         cache.update_state(decoded.state, 1)
-        mixture = decoded.mixture
-        if mixture is None:
-            return self.lm_head(decoded.readouts.squeeze(1))
-        if mixture.order is not None:
-            mixture, chain, _ = mixture.along_chain(self.lm_head, words.unsqueeze(1))
-            cache.state = replace(cache.state, chain=chain)
-        return mixture.log_probabilities(self.lm_head).squeeze(1)
+        outputs = AttentionSeq2SeqModelOutput(
+            last_hidden_state=decoded.readouts, mixture=decoded.mixture, copying=decoded.copying, **{CACHE_NAME: cache}
+        )
+        if decoded.mixture is not None and decoded.mixture.order is not None:
+            self._follow_chain(outputs, words.unsqueeze(1))
+        return self._logits(outputs).squeeze(1)
 
     def _attention_loss(
         self,

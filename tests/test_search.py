@@ -26,6 +26,7 @@ OTHER_CASES = [
     {"readout_type": "deep", "bridge_type": "mean"},
     {"readout_type": "state", "attention_type": "none", "bridge_type": "copy"},
     {"context_gate": True, "doubly_stochastic_weight": 1.0},
+    {"decoder_vocab_size": None, "vocab_size": WORDS, "copy_mechanism": "pointer_generator", "max_unknown_words": 9},
     {"decoder_vocab_size": None, "vocab_size": WORDS, "share_encoder_decoder_embeddings": True, "readout_size": 6},
 ]
 CASES = [*pairwise(attention_grid()), *pairwise(alignment_grid())[::3], *OTHER_CASES]

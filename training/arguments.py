@@ -269,8 +269,8 @@ def parse_recipe(arguments: list[str]) -> Recipe:
     kept = recipe.training.save_total_limit
     if kept is not None and recipe.evaluation.average_last > kept:
         raise ValueError(
-            f"average_last={recipe.evaluation.average_last} needs as many checkpoints, but save_total_limit={kept} keeps "
-            "fewer."
+            f"average_last={recipe.evaluation.average_last} needs as many checkpoints, but save_total_limit={kept} "
+            "keeps fewer."
         )
     if recipe.model.model_name_or_path is None:
         recipe.configuration()  # so that what is not possible is told before any data are read

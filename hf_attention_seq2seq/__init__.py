@@ -4,11 +4,19 @@ RNN encoder-decoders with the attention mechanisms of the RNN era, as Hugging Fa
 Importing this package registers its configuration, models, tokenizer and pipelines with transformers.
 """
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from .alignment import Alignment, align, alignments_from_generate, parse_pharaoh, symmetrize, to_pharaoh
 from .alignment_page import AlignmentView, alignment_html, save_alignment_html
 from .cache import AttentionSeq2SeqCache
+from .classification import AttentionSeq2SeqForSequenceClassification
+from .compat import name_text_classifier
 from .configuration_attention_seq2seq import PRESETS, AttentionSeq2SeqConfig
 from .ensemble import AttentionSeq2SeqEnsemble
 from .modeling_attention_seq2seq import (
@@ -37,6 +45,10 @@ def register() -> None:
     AutoConfig.register(AttentionSeq2SeqConfig.model_type, AttentionSeq2SeqConfig, exist_ok=True)
     AutoModel.register(AttentionSeq2SeqConfig, AttentionSeq2SeqModel, exist_ok=True)
     AutoModelForSeq2SeqLM.register(AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration, exist_ok=True)
+    AutoModelForSequenceClassification.register(
+        AttentionSeq2SeqConfig, AttentionSeq2SeqForSequenceClassification, exist_ok=True
+    )
+    name_text_classifier(AttentionSeq2SeqConfig.model_type, AttentionSeq2SeqForSequenceClassification.__name__)
     AutoTokenizer.register(AttentionSeq2SeqConfig, fast_tokenizer_class=AttentionSeq2SeqTokenizer, exist_ok=True)
     register_pipelines()
 
@@ -51,6 +63,7 @@ __all__ = [
     "AttentionSeq2SeqConfig",
     "AttentionSeq2SeqEnsemble",
     "AttentionSeq2SeqForConditionalGeneration",
+    "AttentionSeq2SeqForSequenceClassification",
     "AttentionSeq2SeqModel",
     "AttentionSeq2SeqPreTrainedModel",
     "AttentionSeq2SeqTokenizer",

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import ModelOutput
 
 from .compat import eager_attention
+from .layout import spread_over_tokens
 
 Span = tuple[int, int]
 Link = tuple[int, int]
@@ -342,7 +343,7 @@ def forced_attention(
             "if it has any, load it with attn_implementation='eager'"
         )
         raise ValueError(f"Alignments are not possible for {type(model).__name__}: {reason}.")
-    return _layer(layers, layer)
+    return spread_over_tokens(_layer(layers, layer), attention_mask)
 
 
 def _layer(layers: Sequence[Tensor], layer: int) -> Tensor:
@@ -410,11 +411,16 @@ def alignments_from_generate(
         lengths = prefix + (beam_indices >= 0).sum(dim=1)
     input_ids = inputs["input_ids"].cpu()
     mask = inputs["attention_mask"].cpu().bool() if "attention_mask" in inputs else torch.ones_like(input_ids).bool()
-    if len(sequences) % len(input_ids) or weights.shape[-1] != input_ids.shape[1]:
+    returned, left_over = divmod(len(sequences), len(input_ids))
+    try:
+        if left_over:
+            raise ValueError
+        weights = spread_over_tokens(weights, mask.repeat_interleave(returned, dim=0))
+    except ValueError:
         raise ValueError(
             f"inputs has {tuple(input_ids.shape)} tokens, but there are {len(sequences)} sequences of "
             f"{weights.shape[-1]} source positions; inputs must be the batch that generate was given."
-        )
+        ) from None
     rows = [ids[own].tolist() for ids, own in zip(input_ids, mask)]
     if sources is None:
         sides = [alignment_side("source", tokenizer, ids) for ids in rows]
@@ -423,7 +429,6 @@ def alignments_from_generate(
         if [ids for ids, _ in encoded] != rows:
             raise ValueError("The tokens of sources are not those of inputs; give the same texts, or leave them out.")
         sides = [side for _, side in encoded]
-    returned = len(sequences) // len(rows)
     alignments = []
     for row, length in enumerate(lengths.tolist()):
         reader = tokenizer

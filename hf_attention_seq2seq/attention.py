@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
 from .coverage import COVERAGES
+from .encoders import EncoderOutput
 from .hard_attention import Choice, HardSelection, JumpScores
 from .layout import PaddingLayout
 from .monotonic import MonotonicAlignment
@@ -39,6 +40,9 @@ class PreparedMemory:
             that is summed over positions.
         stays_soft: `(batch,)` bool, the sentences that REINFORCE reads the expected contexts of in this batch.
         source_ids: `(batch, source)` int64, where tokens stand in the padded input; `None` if nothing is copied.
+        sentence_keys, sentence_mask, sentence_index: of hierarchical attention the keys `(batch, heads, sentences,
+            key_size)`, which sentences there are, `(batch, sentences)` bool, and the number of each word's sentence,
+            `(batch, source)` int64.
     """
 
     keys: Tensor | None
@@ -50,6 +54,9 @@ class PreparedMemory:
     readout_parts: Tensor | None = None
     stays_soft: Tensor | None = None
     source_ids: Tensor | None = None
+    sentence_keys: Tensor | None = None
+    sentence_mask: Tensor | None = None
+    sentence_index: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -80,6 +87,7 @@ class Attended:
         history: what the next step must know, a tuple of tensors with `rows` rows.
         coverage_loss: `(rows, queries)`, or `None`.
         choice: how a hard attention came to the weights, or `None`.
+        sentence_weights: of hierarchical attention `(rows, heads, queries, sentences)`, where weights are asked for.
     """
 
     contexts: Tensor
@@ -87,6 +95,7 @@ class Attended:
     history: tuple[Tensor, ...] = ()
     coverage_loss: Tensor | None = None
     choice: Choice | None = None
+    sentence_weights: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -125,14 +134,14 @@ class Attention(nn.Module):
         self.wants_coverage_loss = config.coverage_loss_weight > 0
         self.is_stateful = self.coverage is not None or self.monotonic is not None
 
-    def prepare(self, memory: Tensor, layout: PaddingLayout, summary: Tensor | None) -> PreparedMemory:
+    def prepare(self, memory: Tensor, layout: PaddingLayout, encoder: EncoderOutput) -> PreparedMemory:
         """
         Projects keys and values, once a sentence.
 
         Args:
             memory: encoder states `(batch, source, memory_size)` at the places of the padded input.
             layout: where the tokens are.
-            summary: the last layer's final states `(batch, memory_size)`, which only a fixed context reads.
+            encoder: what else the encoder gives, which only some attentions read.
         """
         memory = layout.compact(memory)
         return PreparedMemory(
@@ -224,7 +233,7 @@ class Attention(nn.Module):
             if window is not None:
                 places = window.positions.unsqueeze(-1).expand(-1, -1, -1, features.shape[-1])
                 features = features.gather(2, places)
-        scores = self.score(self.score.project_queries(states), memory.keys, window, features)
+        scores = self._scores(states, memory, window, features)
         factor = None if window is None or window.factor is None else window.factor.unsqueeze(1)
         if self.hard is not None:
             logs = log_distribution(self.normalizer, scores, self._open(memory, window), factor)
@@ -234,6 +243,12 @@ class Attention(nn.Module):
             return weights.to(scores.dtype), window, choice
         weights = NORMALIZERS[self.normalizer](scores, self._open(memory, window))
         return weights if factor is None else weights * factor, window, None
+
+    def _scores(
+        self, states: Tensor, memory: PreparedMemory, window: Window | None, features: Tensor | None
+    ) -> Tensor:
+        """`(sentences, heads, queries, source or width)`."""
+        return self.score(self.score.project_queries(states), memory.keys, window, features)
 
     def _open(self, memory: PreparedMemory, window: Window | None) -> Tensor:
         """Where there may be attention, bool, broadcastable to scores."""
@@ -286,11 +301,11 @@ class FixedContext(nn.Module):
             self.context_size = config.memory_size
             self.summary_projection = nn.Linear(config.memory_size, config.memory_size, bias=False)
 
-    def prepare(self, memory: Tensor, layout: PaddingLayout, summary: Tensor | None) -> PreparedMemory:
+    def prepare(self, memory: Tensor, layout: PaddingLayout, encoder: EncoderOutput) -> PreparedMemory:
         """See `Attention.prepare`."""
         values = memory.new_zeros(memory.shape[0], 1, 1, 0)
         if self.context_size:
-            values = torch.tanh(self.summary_projection(summary))[:, None, None, :]
+            values = torch.tanh(self.summary_projection(encoder.final_hidden[:, -1]))[:, None, None, :]
         lengths = layout.lengths.to(memory.device)
         return PreparedMemory(None, values, mask=layout.front_mask, lengths=lengths, order=layout.order)
 
@@ -310,11 +325,6 @@ class FixedContext(nn.Module):
         rows, queries, _ = states.shape
         contexts = memory.values.squeeze(1).repeat_interleave(rows // memory.rows, dim=0)
         return Attended(contexts.expand(rows, queries, self.context_size))
-
-
-def build_attention(config: AttentionSeq2SeqConfig) -> Attention | FixedContext:
-    """The attention that the configuration asks for."""
-    return FixedContext(config) if config.attention_type == "none" else Attention(config)
 
 
 def restore_weights(weights: Tensor, memory: PreparedMemory) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 from transformers.trainer_pt_utils import LabelSmoother
 
 try:
@@ -41,6 +42,11 @@ LABEL_SMOOTHER_COUNTS_ITEMS = "num_items_in_batch" in inspect.signature(LabelSmo
 def tied_weights(target: str, source: str) -> dict[str, str] | list[str]:
     """`_tied_weights_keys` for one tied parameter: `{target: source}` from transformers 5 on, a list before."""
     return {target: source} if int(transformers_version().split(".")[0]) >= 5 else [target]
+
+
+def name_text_classifier(model_type: str, class_name: str) -> None:
+    """Names the class that pipeline("text-classification") may have for `model_type`; else it logs an error."""
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[model_type] = class_name
 
 
 def register_pipeline_tasks(pipeline_classes: dict[str, type], model_class: type) -> None:

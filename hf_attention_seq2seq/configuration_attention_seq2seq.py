@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from .compat import PreTrainedConfig
+from .encoder_fields import ENCODER_TYPES, POOLING_TYPES, validate_encoder
 from .presets import PRESETS
 from .publishing import (
     IS_REMOTE,
@@ -85,7 +86,17 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             `hidden_size`. A bidirectional encoder has half of it in each direction.
         rnn_type (`str`): `"lstm"`, `"gru"` (the variant of `torch.nn.GRU`, with the reset gate after the recurrent
             product, as in the first version of Cho 2014) or `"rnn"` (tanh).
-        encoder_layers, decoder_layers (`int`): number of recurrent layers, which may differ.
+        encoder_type (`str`): `"rnn"`: recurrent layers; `"pyramidal"`: each after the first halves the length (Chan
+            2016); `"self_attention"`: the Transformer's encoder (Vaswani 2017; under a recurrent decoder Chen 2018);
+            `"rnn_self_attention"`: recurrent layers with self-attention layers over them; `"hierarchical"`: words to
+            sentences to a document (Yang 2016), under attention to sentences and words (Nallapati 2016).
+        encoder_layers, decoder_layers (`int`): number of layers, which may differ; recurrent ones but for
+            `encoder_type="self_attention"`.
+        encoder_attention_heads (`int`), encoder_feedforward_size (`int`, *optional*): of self-attention layers; `None`
+            means four times the width of the encoder states.
+        encoder_attention_layers (`int`): number of self-attention layers of `encoder_type="rnn_self_attention"`.
+        sentence_separator_token_id (`int`, *optional*): the source token that stands between the sentences of a
+            document, for `encoder_type="hierarchical"`.
         encoder_bidirectional (`bool`): read the source in both directions.
         reverse_source (`bool`): a unidirectional encoder reads each sentence from its end (Sutskever 2014, 3.3).
         residual (`bool`): add a layer's input to its output from the second layer on (Wu 2016, eq. 6).
@@ -160,6 +171,13 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             They have the ids from `vocab_size` on, in the order in which they come first in the sentence, as
             `AttentionSeq2SeqTokenizer` gives them if it has a `max_unknown_words` (not larger than this one), and
             `logits` have so many more columns. Both embeddings see `unk_token_id` in their place.
+        pooling_type (`str`, *optional*): what makes one vector of a text for its classification: `"attention"` (one
+            learned query, Yang 2016), `"self_attentive"` (`pooling_hops` of them, Lin 2017), `"hierarchical"` (words
+            within sentences and sentences, Yang 2016; the only one over `encoder_type="hierarchical"`); `None` is
+            `"attention"` or `"hierarchical"` by the encoder.
+        pooling_size (`int`, *optional*): width of the queries; `None` means that of the encoder states.
+        pooling_hops (`int`), pooling_penalty_weight (`float`): of self-attentive pooling, the second the weight of
+            `|A A^T - I|^2` in the loss (Lin 2017, eq. 8).
         embedding_dropout, dropout, memory_dropout, output_dropout (`float`): dropout on embeddings, between recurrent
             layers, on the encoder states as attention sees them, and on the readout vector.
         initializer_range (`float`, *optional*): weights start uniform in `[-initializer_range, initializer_range]`;
@@ -188,9 +206,14 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         hidden_size: int = 512,
         encoder_hidden_size: int | None = None,
         rnn_type: str = "lstm",
+        encoder_type: str = "rnn",
         encoder_layers: int = 1,
         decoder_layers: int = 1,
         encoder_bidirectional: bool = True,
+        encoder_attention_heads: int = 4,
+        encoder_feedforward_size: int | None = None,
+        encoder_attention_layers: int = 1,
+        sentence_separator_token_id: int | None = None,
         reverse_source: bool = False,
         residual: bool = False,
         bridge_type: str = "linear",
@@ -231,6 +254,10 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         readout_size: int | None = None,
         copy_mechanism: str | None = None,
         max_unknown_words: int = 0,
+        pooling_type: str | None = None,
+        pooling_size: int | None = None,
+        pooling_hops: int = 4,
+        pooling_penalty_weight: float = 0.0,
         embedding_dropout: float = 0.0,
         dropout: float = 0.0,
         memory_dropout: float = 0.0,
@@ -256,9 +283,14 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         self.hidden_size = hidden_size
         self.encoder_hidden_size = encoder_hidden_size
         self.rnn_type = rnn_type
+        self.encoder_type = encoder_type
         self.encoder_layers = encoder_layers
         self.decoder_layers = decoder_layers
         self.encoder_bidirectional = encoder_bidirectional
+        self.encoder_attention_heads = encoder_attention_heads
+        self.encoder_feedforward_size = encoder_feedforward_size
+        self.encoder_attention_layers = encoder_attention_layers
+        self.sentence_separator_token_id = sentence_separator_token_id
         self.reverse_source = reverse_source
         self.residual = residual
         self.bridge_type = bridge_type
@@ -300,6 +332,10 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         self.copy_mechanism = copy_mechanism
         self.max_unknown_words = max_unknown_words
         self.unk_token_id = unk_token_id
+        self.pooling_type = pooling_type
+        self.pooling_size = pooling_size
+        self.pooling_hops = pooling_hops
+        self.pooling_penalty_weight = pooling_penalty_weight
         self.embedding_dropout = embedding_dropout
         self.dropout = dropout
         self.memory_dropout = memory_dropout
@@ -419,6 +455,18 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         return self.hard_attention_estimator == "reinforce"
 
     @property
+    def pooling(self) -> str:
+        """`pooling_type`, or the one that fits the encoder."""
+        if self.pooling_type is not None:
+            return self.pooling_type
+        return "hierarchical" if self.encoder_type == "hierarchical" else "attention"
+
+    @property
+    def tokens_per_position(self) -> int:
+        """How many source tokens one encoder state stands for."""
+        return 2 ** (self.encoder_layers - 1) if self.encoder_type == "pyramidal" else 1
+
+    @property
     def readout_width(self) -> int:
         """Width of the readout vector, the input of the output layer."""
         if self.readout_size is not None:
@@ -435,6 +483,8 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         """Checks every field and combination; called at construction. Raises `ValueError`."""
         for name, allowed in (
             ("rnn_type", RNN_TYPES),
+            ("encoder_type", ENCODER_TYPES),
+            ("pooling_type", POOLING_TYPES),
             ("bridge_type", BRIDGE_TYPES),
             ("attention_type", ATTENTION_TYPES),
             ("attention_query", ATTENTION_QUERIES),
@@ -457,6 +507,8 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             "vocab_size",
             "embedding_size",
             "hidden_size",
+            "encoder_attention_heads",
+            "pooling_hops",
             "attention_heads",
             "attention_window",
             "hard_attention_jumps",
@@ -471,13 +523,15 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         for name in (
             "decoder_vocab_size",
             "encoder_hidden_size",
+            "encoder_feedforward_size",
+            "pooling_size",
             "attention_size",
             "readout_size",
             "hard_attention_positions",
         ):
             if getattr(self, name) is not None:
                 self._require_positive_integer(name)
-        for name in ("encoder_layers", "decoder_layers"):
+        for name in ("encoder_layers", "encoder_attention_layers", "decoder_layers"):
             self._require_positive_integer(name, MOST_LAYERS)
         if self.max_unknown_words != 0:
             self._require_positive_integer("max_unknown_words")
@@ -517,6 +571,7 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             "coverage_loss_weight",
             "doubly_stochastic_weight",
             "hard_attention_entropy_weight",
+            "pooling_penalty_weight",
         ):
             value = getattr(self, name)
             if value is None and name == "initializer_range":
@@ -527,6 +582,7 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             self._reject("monotonic_offset", "allowed: a number")
         self._validate_token_ids()
         self._validate_sizes()
+        validate_encoder(self)
         self._validate_combinations()
 
     def _reject_misspelt_fields(self, extra: dict[str, Any]) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import Attended, PreparedMemory, build_attention, restore_weights
+from .attention import Attended, PreparedMemory, restore_weights
+from .attention_types import build_attention
 from .bridges import build_bridge
 from .cache import DecoderState
 from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
@@ -35,6 +36,7 @@ class DecoderOutput:
             expected contexts then.
         contexts: `(rows, target_length, context_size)`, or `None` if the configuration has no `copy_mechanism`.
         copying: what the output has of the source, or `None` as above.
+        sentence_weights: of hierarchical attention `(rows, heads, target_length, sentences)`.
     """
 
     readouts: Tensor
@@ -46,6 +48,7 @@ class DecoderOutput:
     mixture: Mixture | None = None
     contexts: Tensor | None = None
     copying: Copying | None = None
+    sentence_weights: Tensor | None = None
 
 
 class RecurrentDecoder(nn.Module):
@@ -97,9 +100,10 @@ class RecurrentDecoder(nn.Module):
 
     def prepare(self, encoder: EncoderOutput, mask: Tensor) -> PreparedMemory:
         """Projects the encoder states for attention, once a sentence. `mask`: `(batch, source_length)` bool."""
-        summary = None if encoder.final_hidden is None else encoder.final_hidden[:, -1]
         states = self._drop(encoder.last_hidden_state, self.memory_dropout)
-        memory = self.attention.prepare(states, PaddingLayout.from_mask(mask), summary)
+        if encoder.sentence_states is not None:
+            encoder = replace(encoder, sentence_states=self._drop(encoder.sentence_states, self.memory_dropout))
+        memory = self.attention.prepare(states, PaddingLayout.from_mask(mask), encoder)
         memory = replace(memory, source_ids=encoder.source_ids)
         if not self.sums_places:
             return memory
@@ -191,7 +195,13 @@ class RecurrentDecoder(nn.Module):
         state = replace(state, layers=tuple(last), steps=steps[:, -1] + 1)
         contexts = None if self.pointer is None else attended.contexts
         return DecoderOutput(
-            readouts, state, tuple(layer_states), attended.weights, choice=attended.choice, contexts=contexts
+            readouts,
+            state,
+            tuple(layer_states),
+            attended.weights,
+            choice=attended.choice,
+            contexts=contexts,
+            sentence_weights=attended.sentence_weights,
         )
 
     def _run_steps(
@@ -223,6 +233,7 @@ class RecurrentDecoder(nn.Module):
             coverage_loss=_concatenate([step.attended.coverage_loss for step in steps], dim=1),
             choice=Choice.concatenate([step.attended.choice for step in steps]),
             contexts=contexts,
+            sentence_weights=_concatenate([step.attended.sentence_weights for step in steps], dim=2),
         )
 
     def _step(

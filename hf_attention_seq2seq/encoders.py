@@ -19,13 +19,19 @@ class EncoderOutput(ModelOutput):
     """
     Attributes:
         last_hidden_state: `(batch, source_length, memory_size)`, the states to attend to; zero at padding.
+            `source_length` is that of the input, or less for a pyramidal encoder.
         final_hidden: `(batch, encoder_layers, memory_size)`, each layer's hidden state after its last token, both
-            directions concatenated; zero for a sentence without tokens.
+            directions concatenated; zero for a sentence without tokens. Without recurrent layers, each layer's mean.
         final_cell: the same of the LSTM cell state.
         hidden_states: with `output_hidden_states`, the embeddings and each layer's states.
-        attentions: always `None`; recurrent encoders have no self-attention.
-        attention_mask: `(batch, source_length)` bool, true at tokens; what the decoder may attend to.
+        attentions: with `output_attentions`, of each self-attention layer `(batch, heads, source_length,
+            source_length)`.
+        attention_mask: `(batch, source_length)` bool; what the decoder may attend to.
         source_ids: `(batch, source_length)` int64, if the configuration has a `copy_mechanism`.
+        sentence_states: of a hierarchical encoder `(batch, sentences, memory_size)`, zero behind the last sentence.
+        sentence_mask: `(batch, sentences)` bool, true at sentences.
+        sentence_index: `(batch, source_length)` int64, the number of each word's sentence, from 0.
+        word_weights: with `output_attentions`, `(batch, source_length)`: each word's part in its sentence's vector.
     """
 
     last_hidden_state: Tensor | None = None
@@ -35,6 +41,10 @@ class EncoderOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
     attention_mask: Tensor | None = None
     source_ids: Tensor | None = None
+    sentence_states: Tensor | None = None
+    sentence_mask: Tensor | None = None
+    sentence_index: Tensor | None = None
+    word_weights: Tensor | None = None
 
     @classmethod
     def from_any(cls, outputs: EncoderOutput | dict | tuple) -> EncoderOutput:
@@ -45,21 +55,43 @@ class EncoderOutput(ModelOutput):
             known = {field.name for field in fields(cls)}
             return cls(**{name: value for name, value in outputs.items() if name in known})
         last_hidden_state, *others = outputs
-        masks = [value for value in others if torch.is_tensor(value) and value.dtype == torch.bool]
-        finals = [value for value in others if torch.is_tensor(value) and value.is_floating_point()]
-        ids = [value for value in others if torch.is_tensor(value) and value.dtype in (torch.int32, torch.int64)]
-        tuples = [value for value in others if isinstance(value, tuple)]
-        names = ("final_hidden", "final_cell", "hidden_states", "attention_mask", "source_ids")
-        values = [*finals, None, None][:2] + [*tuples, None][:1] + [*masks, None][:1] + [*ids, None][:1]
-        return cls(last_hidden_state=last_hidden_state, **dict(zip(names, values)))
+        tuples = {value[0].dim(): value for value in others if isinstance(value, tuple)}
+        found = {"last_hidden_state": last_hidden_state, "hidden_states": tuples.get(3), "attentions": tuples.get(4)}
+        tensors = [value for value in others if torch.is_tensor(value)]
+        end = next((place for place, value in enumerate(tensors) if not value.is_floating_point()), len(tensors))
+        found.update(zip(("final_hidden", "final_cell"), tensors[:end]))
+        rest = tensors[end:]
+        if rest and rest[0].dtype == torch.bool:
+            found["attention_mask"] = rest.pop(0)
+        if rest and not rest[0].is_floating_point():
+            found["source_ids"] = rest.pop(0)
+        found.update(zip(("sentence_states", "sentence_mask", "sentence_index", "word_weights"), rest))
+        return cls(**found)
 
 
-class RecurrentEncoder(nn.Module):
-    """
-    A stack of recurrent layers over sentences of different lengths; no result depends on padding.
-    """
+class Encoder(nn.Module):
+    """Base of the encoders: sentences of different lengths in, states to attend to out; nothing depends on padding."""
 
-    def __init__(self, config: AttentionSeq2SeqConfig):
+    def memory_mask(self, mask: Tensor) -> Tensor:
+        """The mask of the states to attend to, `(batch, memory_length)`, for a mask of the input."""
+        return mask
+
+    def forward(
+        self, embeddings: Tensor, mask: Tensor, output_hidden_states: bool = False, output_attentions: bool = False
+    ) -> EncoderOutput:
+        """
+        Args:
+            embeddings: `(batch, source_length, embedding_size)`.
+            mask: `(batch, source_length)` bool, true at tokens.
+            output_hidden_states, output_attentions: whether `hidden_states` and `attentions` are wanted.
+        """
+        raise NotImplementedError
+
+
+class RecurrentEncoder(Encoder):
+    """A stack of recurrent layers (`encoder_type="rnn"`), over embeddings or inputs of another size."""
+
+    def __init__(self, config: AttentionSeq2SeqConfig, input_size: int | None = None):
         super().__init__()
         self.dropout = config.dropout
         self.residual = config.residual
@@ -68,27 +100,20 @@ class RecurrentEncoder(nn.Module):
         self.layers = nn.ModuleList(
             RecurrentLayer(
                 config.rnn_type,
-                config.embedding_size if index == 0 else config.memory_size,
+                (input_size or config.embedding_size) if index == 0 else config.memory_size,
                 config.memory_size // directions,
                 bidirectional=config.encoder_bidirectional,
             )
             for index in range(config.encoder_layers)
         )
 
-    def forward(self, embeddings: Tensor, mask: Tensor, output_hidden_states: bool = False) -> EncoderOutput:
-        """
-        Args:
-            embeddings: `(batch, source_length, embedding_size)`.
-            mask: `(batch, source_length)` bool, true at tokens.
-        """
+    def forward(
+        self, embeddings: Tensor, mask: Tensor, output_hidden_states: bool = False, output_attentions: bool = False
+    ) -> EncoderOutput:
+        """See `Encoder.forward`; there are no attentions."""
         layout = PaddingLayout.from_mask(mask, reverse=self.reverse)
-        has_tokens = (layout.lengths > 0).to(embeddings.device)[:, None, None] if layout.has_empty_rows else None
         # A sentence without tokens is read as one token of padding; what comes of it is set to zero.
         lengths = layout.lengths.clamp(min=1)
-
-        def without_empty(tensor: Tensor) -> Tensor:
-            return tensor if has_tokens is None else torch.where(has_tokens, tensor, 0.0)
-
         states = layout.compact(embeddings)
         finals, hidden_states = [], [embeddings]
         for index, layer in enumerate(self.layers):
@@ -98,9 +123,9 @@ class RecurrentEncoder(nn.Module):
                 states = states + inputs
             finals.append(final)
             if output_hidden_states:
-                hidden_states.append(layout.restore(without_empty(states)))
-        memory = layout.restore(without_empty(states))
-        by_tensor = [without_empty(torch.stack(layers, dim=1)) for layers in zip(*finals)]  # hidden, then cell
+                hidden_states.append(layout.restore(layout.without_empty(states)))
+        memory = layout.restore(layout.without_empty(states))
+        by_tensor = [layout.without_empty(torch.stack(layers, dim=1)) for layers in zip(*finals)]  # hidden, then cell
         return EncoderOutput(
             last_hidden_state=memory,
             final_hidden=by_tensor[0],

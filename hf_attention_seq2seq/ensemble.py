@@ -274,7 +274,7 @@ class AttentionSeq2SeqEnsemble(AttentionSeq2SeqPreTrainedModel, RecurrentGenerat
         return torch.stack(scores).mean(dim=0).log_softmax(-1)
 
     def _check_heads(self) -> None:
-        heads = {}
+        heads, positions = {}, {}
         for index, member in enumerate(self.members):
             if member.config.attention_type == "none":
                 raise ValueError(
@@ -282,11 +282,18 @@ class AttentionSeq2SeqEnsemble(AttentionSeq2SeqPreTrainedModel, RecurrentGenerat
                     "attention of an ensemble is the mean of all of its members'."
                 )
             heads[member.config.attention_heads] = index
+            positions[member.config.tokens_per_position] = index
         if len(heads) > 1:
             (one, first), (other, second) = list(heads.items())[:2]
             raise ValueError(
                 f"output_attentions=True is not possible: the mean of attentions needs as many heads in each member, "
                 f"but member {first} has attention_heads={one} and member {second} attention_heads={other}."
+            )
+        if len(positions) > 1:
+            (one, first), (other, second) = list(positions.items())[:2]
+            raise ValueError(
+                f"output_attentions=True is not possible: the mean of attentions needs as many positions in each "
+                f"member, but member {first} has one for {one} tokens and member {second} one for {other}."
             )
 
     def _check_cache(self, cache: AttentionSeq2SeqCache | None) -> AttentionSeq2SeqEnsembleCache | None:

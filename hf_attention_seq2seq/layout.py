@@ -62,6 +62,13 @@ class PaddingLayout:
         positions = torch.arange(self.mask.shape[1], device=self.mask.device)
         return positions < self.lengths.to(self.mask.device)[:, None]
 
+    def without_empty(self, tensor: Tensor) -> Tensor:
+        """`tensor`, `(batch, ...)`, with zeros for each sentence without tokens."""
+        if not self.has_empty_rows:
+            return tensor
+        has_tokens = (self.lengths > 0).to(tensor.device)
+        return torch.where(has_tokens.view(-1, *[1] * (tensor.dim() - 1)), tensor, 0.0)
+
     def compact(self, tensor: Tensor) -> Tensor:
         """Tokens of `(batch, length, size)` to the front."""
         if self.order is None:
@@ -73,3 +80,36 @@ class PaddingLayout:
         if self.order is None:
             return tensor
         return torch.zeros_like(tensor).scatter(1, self.order[:, :, None].expand_as(tensor), tensor)
+
+
+def spread_over_tokens(weights: Tensor, mask: Tensor) -> Tensor:
+    """
+    Attention to memory positions that stand for several neighbouring tokens each, as attention to the tokens: each
+    token of a group gets an even part of its weight. Where there is a position for each token, nothing changes.
+
+    Args:
+        weights: `(batch, ..., positions)`; a pyramidal encoder leaves `source_length / 2**n` positions, rounded up,
+            and position `j` stands for a sentence's tokens from `2**n * j` on, wherever its padding is.
+        mask: `(batch, source_length)`, true at tokens.
+
+    Returns:
+        `(batch, ..., source_length)`, zero at padding.
+
+    Raises:
+        ValueError: the number of positions is not that of the tokens, halved some number of times.
+    """
+    positions, length = weights.shape[-1], mask.shape[1]
+    size = 1
+    while -(-length // size) > positions:
+        size *= 2
+    if -(-length // size) != positions:
+        raise ValueError(f"Attention to {positions} positions does not fit {length} source tokens.")
+    if size == 1:
+        return weights
+    mask = mask.bool()
+    groups = (mask.cumsum(dim=1) - 1).clamp(min=0) // size
+    members = torch.zeros(len(mask), positions, dtype=weights.dtype, device=weights.device)
+    members.scatter_add_(1, groups, mask.to(weights.dtype))
+    shape = (len(mask), *[1] * (weights.dim() - 2), -1)
+    even = torch.where(mask, 1 / members.gather(1, groups).clamp(min=1), 0.0)
+    return weights.gather(-1, groups.view(shape).expand(*weights.shape[:-1], length)) * even.view(shape)

@@ -1,4 +1,4 @@
-"""The models: recurrent encoder, attention and decoder behind the interface of transformers."""
+"""The models: encoder, attention and decoder behind the interface of transformers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from .checks import (
 from .compat import CACHE_NAME, LABEL_SMOOTHER_COUNTS_ITEMS, tied_weights
 from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
 from .decoders import RecurrentDecoder
-from .encoders import EncoderOutput, RecurrentEncoder
+from .encoder_types import build_encoder
+from .encoders import EncoderOutput
 from .generation import RecurrentGenerationMixin
 from .hard_attention import Choice, HardSelection, reinforce_loss
 from .loading import ONLY_SAFETENSORS, check_source, check_weights
@@ -118,6 +119,8 @@ class AttentionSeq2SeqPreTrainedModel(Published, PreTrainedModel):
             self._initialize_parameter(parameter, 0.0 if name.startswith("bias") else None)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             self._initialize_parameter(module.weight, 0.0, slice(module.padding_idx, module.padding_idx + 1))
+        elif isinstance(module, nn.LayerNorm):
+            self._initialize_parameter(module.weight, 1.0)
         elif isinstance(module, nn.LSTM):
             forget_gate = slice(module.hidden_size, 2 * module.hidden_size)
             for name, parameter in module.named_parameters(recurse=False):
@@ -160,7 +163,7 @@ class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
     def __init__(self, config: AttentionSeq2SeqConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size, config.pad_token_id)
-        self.layers = RecurrentEncoder(config)
+        self.layers = build_encoder(config)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -186,7 +189,7 @@ class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
             attention_mask: `(batch, source_length)`, 1 at tokens and 0 at padding, which may be on either side; if it
                 is not given, `pad_token_id` is padding.
             inputs_embeds: `(batch, source_length, embedding_size)` in place of `input_ids`.
-            output_attentions: accepted for the library's sake; recurrent encoders have no self-attention.
+            output_attentions: whether the weights of self-attention layers are wanted.
 
         Raises:
             ValueError: both or neither input, an empty batch or source, a token out of range, a mask of another
@@ -207,10 +210,19 @@ class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
         if attention_mask is None and input_ids is not None:
             attention_mask = input_ids != self.config.pad_token_id
         mask = as_mask("attention_mask", attention_mask, inputs_embeds)
+        options = {}
+        if self.config.sentence_separator_token_id is not None:
+            if input_ids is None:
+                raise ValueError(
+                    "encoder_type='hierarchical' needs input_ids, which have the separators of sentences."
+                )
+            options["separators"] = input_ids == self.config.sentence_separator_token_id
         output = self.layers(
             F.dropout(inputs_embeds, self.config.embedding_dropout, self.training),
             mask,
-            first_given(output_hidden_states, self.config.output_hidden_states),
+            bool(first_given(output_hidden_states, self.config.output_hidden_states)),
+            bool(first_given(output_attentions, self.config.output_attentions)),
+            **options,
         )
         if self.config.copy_mechanism is not None:
             output["source_ids"] = input_ids
@@ -228,6 +240,8 @@ class AttentionSeq2SeqModelOutput(Seq2SeqModelOutput):
         choice: how a hard attention came to its weights.
         mixture: the words' distributions where they are summed over hard alignments.
         copying: what the output has of the source, if the configuration has a `copy_mechanism`.
+        sentence_attentions: as `cross_attentions`, the weights of the sentences, `(rows, heads, target_length,
+            sentences)`, with `encoder_type="hierarchical"`.
     """
 
     coverage_loss: Tensor | None = None
@@ -235,6 +249,14 @@ class AttentionSeq2SeqModelOutput(Seq2SeqModelOutput):
     choice: Choice | None = None
     mixture: Mixture | None = None
     copying: Copying | None = None
+    sentence_attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class AttentionSeq2SeqLMOutput(Seq2SeqLMOutput):
+    """As `Seq2SeqLMOutput`, and `sentence_attentions` as in `AttentionSeq2SeqModelOutput`."""
+
+    sentence_attentions: tuple[Tensor, ...] | None = None
 
 
 class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
@@ -336,10 +358,11 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
         Returns:
             `last_hidden_state` `(rows, target_length, readout_width)`; `cross_attentions`, if asked for, a tuple
             with one tensor `(rows, heads, target_length, source_length)`, `None` with `attention_type="none"`;
-            `decoder_hidden_states` the embeddings and each layer's states. Where words are summed over hard
-            alignments, `last_hidden_state` is the readout of the expected contexts, and `mixture` is what an output
-            layer computes their distributions from; the model has none, so with `hard_attention_order` the
-            attentions are those of each step alone.
+            `encoder_attentions` likewise, one tensor `(batch, heads, source_length, source_length)` for each
+            self-attention layer of the encoder, and `sentence_attentions`; `decoder_hidden_states` the embeddings and
+            each layer's states. Where words are summed over hard alignments, `last_hidden_state` is the readout of
+            the expected contexts, and `mixture` is what an output layer computes their distributions from; the model
+            has none, so with `hard_attention_order` the attentions are those of each step alone.
 
         Raises:
             ValueError: see `AttentionSeq2SeqEncoder.forward`; also for a cache of another kind.
@@ -354,7 +377,12 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
 
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
-                input_ids, attention_mask, inputs_embeds, output_hidden_states=output_hidden_states, return_dict=True
+                input_ids,
+                attention_mask,
+                inputs_embeds,
+                output_attentions=output_attentions,
+                output_hidden_states=output_hidden_states,
+                return_dict=True,
             )
         encoder_outputs = self._as_encoder_output(encoder_outputs)
 
@@ -371,8 +399,7 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             if state.rows != rows:
                 raise ValueError(f"The cache holds {state.rows} hypotheses, but the decoder inputs have {rows} rows.")
         else:
-            mask = first_given(attention_mask, encoder_outputs.attention_mask)
-            mask = as_mask("attention_mask", mask, encoder_outputs.last_hidden_state)
+            mask = self._memory_mask(attention_mask, encoder_outputs)
             memory = self.decoder.prepare(encoder_outputs, mask)
             state = self.decoder.first_state(encoder_outputs, memory, rows)
             if self.config.doubly_stochastic_weight:
@@ -395,11 +422,13 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             cross_attentions=None if decoded.weights is None else (decoded.weights,),
             encoder_last_hidden_state=encoder_outputs.last_hidden_state,
             encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
             coverage_loss=decoded.coverage_loss,
             source_mask=source_mask,
             choice=decoded.choice,
             mixture=decoded.mixture,
             copying=decoded.copying,
+            sentence_attentions=None if decoded.sentence_weights is None else (decoded.sentence_weights,),
             **{CACHE_NAME: cache if use_cache else None},
         )
         return output if return_dict else output.to_tuple()
@@ -416,8 +445,24 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             decoder_inputs_embeds = table(known_tokens(decoder_input_ids, table.num_embeddings, self.config))
         return F.dropout(decoder_inputs_embeds, self.config.embedding_dropout, self.training)
 
+    def _memory_mask(self, attention_mask: Tensor | None, encoder_outputs: EncoderOutput) -> Tensor:
+        """What the decoder may attend to, `(batch, memory_length)` bool."""
+        mask, states = encoder_outputs.attention_mask, encoder_outputs.last_hidden_state
+        mask = None if mask is None else as_mask("encoder_outputs.attention_mask", mask, states)
+        if attention_mask is None and mask is not None:
+            return mask
+        if attention_mask is not None:
+            attention_mask = self.encoder.layers.memory_mask(attention_mask)
+        given = as_mask("attention_mask", attention_mask, states)
+        return given if mask is None else given & mask
+
     def _as_encoder_output(self, encoder_outputs: ModelOutput | tuple) -> EncoderOutput:
         encoder_outputs = EncoderOutput.from_any(encoder_outputs)
+        if encoder_outputs.sentence_states is None and self.config.encoder_type == "hierarchical":
+            raise ValueError(
+                "encoder_outputs has no sentence states, which encoder_type='hierarchical' needs; pass what "
+                "get_encoder() returns."
+            )
         if encoder_outputs.final_hidden is None and self.decoder.reads_final_states:
             raise ValueError(
                 f"encoder_outputs has no final states, which bridge_type={self.config.bridge_type!r} with "
@@ -619,12 +664,13 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             if name not in ("last_hidden_state", "coverage_loss", "source_mask", "choice", "mixture", "copying")
         }
         if not wants_attentions:
-            passed_on.pop("cross_attentions", None)
+            for name in ("cross_attentions", "sentence_attentions", "encoder_attentions"):
+                passed_on.pop(name, None)
         if samples > 1:  # the first of each sentence's alignments
             logits = None if logits is None else logits[::samples]
             for name in {"cross_attentions", "decoder_hidden_states"} & passed_on.keys():
                 passed_on[name] = tuple(tensor[::samples] for tensor in passed_on[name])
-        output = Seq2SeqLMOutput(loss=loss, logits=logits, **passed_on)
+        output = AttentionSeq2SeqLMOutput(loss=loss, logits=logits, **passed_on)
         return output if return_dict else output.to_tuple()
 
     def _logits(self, outputs: AttentionSeq2SeqModelOutput) -> Tensor:

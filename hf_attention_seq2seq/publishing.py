@@ -84,6 +84,7 @@ def config_entries() -> dict[str, Any]:
         "AutoConfig": "AttentionSeq2SeqConfig",
         "AutoModel": "AttentionSeq2SeqModel",
         "AutoModelForSeq2SeqLM": "AttentionSeq2SeqForConditionalGeneration",
+        "AutoModelForSequenceClassification": "AttentionSeq2SeqForSequenceClassification",
     }
     pipelines = {
         "text2text-generation": "Text2TextGenerationPipeline",

@@ -78,7 +78,7 @@ def alignment_grid() -> list[dict]:
 
 
 def is_legal(case: dict) -> bool:
-    """Whether hard attention of this kind exists."""
+    """Whether there is such a model."""
     try:
         tiny_config(**case)
     except ValueError:

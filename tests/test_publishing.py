@@ -43,6 +43,7 @@ MODELS = {
     "multi-head-entmax": {"attention_type": "scaled_dot", "attention_heads": 4, "attention_normalizer": "entmax15"},
     "pointer": {"copy_mechanism": "pointer_generator", "max_unknown_words": 2},
     "separate-vocabularies": {"input_feeding": True},
+    "self-attention-encoder": {"encoder_type": "rnn_self_attention"},
 }
 SHARED = AttentionSeq2SeqTokenizer.train_from_iterator(SOURCES + TARGETS, model="char")
 TOKENIZERS = {
@@ -273,6 +274,7 @@ def test_a_derived_class_saves_its_own_code(tmp_path, monkeypatch):
         "AutoConfig": "remote_code.AttentionSeq2SeqConfig",
         "AutoModel": "remote_code.AttentionSeq2SeqModel",
         "AutoModelForSeq2SeqLM": "own_translation_model.OwnModel",
+        "AutoModelForSequenceClassification": "remote_code.AttentionSeq2SeqForSequenceClassification",
     }
     assert read(config)["auto_map"] == expected
     assert (tmp_path / "model" / "own_translation_model.py").exists()

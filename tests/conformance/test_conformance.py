@@ -139,3 +139,7 @@ class LocationRNNTest(LibrarySuites, unittest.TestCase):
 
 class FixedContextTest(LibrarySuites, unittest.TestCase):
     fields = {"attention_type": "none", "encoder_bidirectional": False, "bridge_type": "copy"}
+
+
+class SelfAttentionEncoderTest(LibrarySuites, unittest.TestCase):
+    fields = {"encoder_type": "self_attention", "attention_type": "general", "input_feeding": True}

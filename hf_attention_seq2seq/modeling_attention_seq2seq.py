@@ -225,7 +225,7 @@ class AttentionSeq2SeqEncoder(AttentionSeq2SeqPreTrainedModel):
             **options,
         )
         if self.config.copy_mechanism is not None:
-            output["source_ids"] = input_ids
+            output = replace(output, source_ids=input_ids)  # in its place among the fields, for tuples
         return output if first_given(return_dict, self.config.return_dict, True) else output.to_tuple()
 
 

@@ -20,6 +20,7 @@ from .monotonic import MonotonicAlignment
 from .normalizers import NORMALIZERS, log_distribution
 from .scoring import SCORES, split_heads
 from .spans import SPANS, Window
+from .step_products import step_product
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Attention(nn.Module):
         else:
             weights, window, choice = self._by_score(states, memory, steps, history)
         if window is None:
-            contexts = weights @ memory.values  # (sentences, heads, queries, value_size)
+            contexts = step_product(weights, memory.values)  # (sentences, heads, queries, value_size)
         else:
             contexts = (weights.unsqueeze(-2) @ window.gather(memory.values)).squeeze(-2)
             if with_weights or self.coverage is not None:

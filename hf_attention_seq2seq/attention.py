@@ -7,6 +7,7 @@ for each hypothesis, or with the queries of many steps at once. Nothing is kept 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,10 +65,14 @@ class PreparedMemory:
 
     def select(self, indices: Tensor) -> PreparedMemory:
         """The sentences `indices`, `(rows,)` int64."""
-        tensors = {name: value for name, value in vars(self).items() if value is not None}
-        return replace(
-            self, **{name: value.index_select(0, indices.to(value.device)) for name, value in tensors.items()}
-        )
+        return self._map(lambda tensor: tensor.index_select(0, indices.to(tensor.device)))
+
+    def first(self, number: int) -> PreparedMemory:
+        """The first sentences, without a copy."""
+        return self._map(lambda tensor: tensor[:number])
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> PreparedMemory:
+        return replace(self, **{name: function(value) for name, value in vars(self).items() if value is not None})
 
 
 @dataclass(frozen=True)

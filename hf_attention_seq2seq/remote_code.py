@@ -31,11 +31,13 @@ from .pipelines import SummarizationPipeline, Text2TextGenerationPipeline, Trans
 from .pointer import PointerGenerator
 from .presets import PRESETS
 from .publishing import VERSION
+from .ragged import decode_ragged
 from .readouts import READOUTS
 from .recurrent import RecurrentLayer
 from .scoring import SCORES
 from .search import beam_search
 from .spans import SPANS
+from .step_products import shared_gradients
 from .tokenization_attention_seq2seq import AttentionSeq2SeqTokenizer
 from .unknown_words import replace_unknown
 from .vocabulary import train_vocabulary

@@ -25,7 +25,8 @@ _SHARED: ContextVar[dict[tuple, _Shared] | None] = ContextVar("shared", default=
 @contextmanager
 def shared_gradients(device: torch.device) -> Iterator[None]:
     """
-    Within it, the products of this module share the gradients of equal matrices (the same tensor object).
+    Within it, the products of this module share the gradients of equal matrices (the same tensor object). Inside of
+    another one it changes nothing.
 
     On the CPU only: elsewhere it is the number of kernels that counts, which torch keeps lower. Nor under autocast,
     whose copies of the matrices have a dtype of their own.
@@ -37,7 +38,10 @@ def shared_gradients(device: torch.device) -> Iterator[None]:
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
     )
-    before = _SHARED.set({} if wanted else None)
+    if not wanted or shares_gradients():
+        yield
+        return
+    before = _SHARED.set({})
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .step_products import shares_gradients, step_linear
+from .step_products import shares_gradients, step_linear, step_lstm_cell
 
 
 class _Extended:
@@ -20,12 +20,8 @@ class _Extended:
     def forward(self, inputs, state=None, step: bool = False, lengths: Tensor | None = None):
         if step:
             weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
-            if not shares_gradients():
-                return type(self).cell(inputs, state, *weights)
-            hidden = state[0] if isinstance(state, tuple) else state
-            from_inputs = step_linear(inputs, self.weight_ih_l0, self.bias_ih_l0)
-            from_hidden = step_linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
-            return type(self).gates(from_inputs, from_hidden, state)
+            cell = type(self).shared_cell if shares_gradients() else type(self).cell
+            return cell(inputs, state, *weights)
         if lengths is None:
             return super().forward(inputs, state)
         packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
@@ -33,32 +29,27 @@ class _Extended:
         return pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])[0], last
 
 
-def _lstm_gates(from_inputs: Tensor, from_hidden: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    read, keep, new, show = (from_inputs + from_hidden).chunk(4, dim=1)
-    cell = keep.sigmoid() * state[1] + read.sigmoid() * new.tanh()
-    return show.sigmoid() * cell.tanh(), cell
+def _shared_gru_cell(inputs: Tensor, state: Tensor, weight: Tensor, inner: Tensor, *biases: Tensor) -> Tensor:
+    reset, keep, new = step_linear(inputs, weight, biases[0]).chunk(3, dim=1)
+    old_reset, old_keep, old_new = step_linear(state, inner, biases[1]).chunk(3, dim=1)
+    candidate = torch.tanh(new + torch.sigmoid(reset + old_reset) * old_new)
+    return torch.lerp(candidate, state, torch.sigmoid(keep + old_keep))
 
 
-def _gru_gates(from_inputs: Tensor, from_hidden: Tensor, state: Tensor) -> Tensor:
-    (reset, keep, new), (old_reset, old_keep, old_new) = from_inputs.chunk(3, dim=1), from_hidden.chunk(3, dim=1)
-    candidate = torch.tanh(new + (reset + old_reset).sigmoid() * old_new)
-    return candidate + (keep + old_keep).sigmoid() * (state - candidate)
-
-
-def _rnn_gates(from_inputs: Tensor, from_hidden: Tensor, state: Tensor) -> Tensor:
-    return torch.tanh(from_inputs + from_hidden)
+def _shared_rnn_cell(inputs: Tensor, state: Tensor, weight: Tensor, inner: Tensor, *biases: Tensor) -> Tensor:
+    return torch.tanh(step_linear(inputs, weight, biases[0]) + step_linear(state, inner, biases[1]))
 
 
 class _LSTM(_Extended, nn.LSTM):
-    cell, gates = staticmethod(torch.lstm_cell), staticmethod(_lstm_gates)
+    cell, shared_cell = staticmethod(torch.lstm_cell), staticmethod(step_lstm_cell)
 
 
 class _GRU(_Extended, nn.GRU):
-    cell, gates = staticmethod(torch.gru_cell), staticmethod(_gru_gates)
+    cell, shared_cell = staticmethod(torch.gru_cell), staticmethod(_shared_gru_cell)
 
 
 class _RNN(_Extended, nn.RNN):
-    cell, gates = staticmethod(torch.rnn_tanh_cell), staticmethod(_rnn_gates)
+    cell, shared_cell = staticmethod(torch.rnn_tanh_cell), staticmethod(_shared_rnn_cell)
 
 
 _MODULES = {"lstm": _LSTM, "gru": _GRU, "rnn": _RNN}

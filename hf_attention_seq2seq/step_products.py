@@ -74,6 +74,16 @@ def step_product(inputs: Tensor, memory: Tensor, transposed: bool = False) -> Te
     return _Product.apply(inputs, *shared, transposed)
 
 
+def step_lstm_cell(
+    inputs: Tensor, state: tuple[Tensor, Tensor], weight: Tensor, inner: Tensor, bias: Tensor, inner_bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`torch.lstm_cell`."""
+    shared, inner_shared = _shared(weight, bias), _shared(inner, inner_bias)
+    if shared is None or inner_shared is None:
+        return torch.lstm_cell(inputs, state, weight, inner, bias, inner_bias)
+    return _LSTMCell.apply(inputs, *state, *shared, *inner_shared)
+
+
 def is_unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
     """
     Whether calling the module does what `kind` does and nothing else: no adapter, quantization or parametrization has
@@ -158,3 +168,50 @@ class _Product(torch.autograd.Function):
         # The gradient of the matrix is `gradient.mT @ inputs`, that of its transpose the other way round.
         ctx.shared.add(*((inputs, gradient) if ctx.transposed else (gradient, inputs)))
         return inner, gradient.new_zeros(()), None, None
+
+
+class _LSTMCell(torch.autograd.Function):
+    """Products and gates of one LSTM step; like torch's cell, but with few and small intermediates."""
+
+    @staticmethod
+    def forward(
+        ctx, inputs: Tensor, hidden: Tensor, cell: Tensor, token: Tensor, shared: _Shared, _, inner: _Shared
+    ) -> tuple[Tensor, Tensor]:
+        gates = torch.addmm(shared.bias + inner.bias, inputs, shared.matrix.T).addmm_(hidden, inner.matrix.T)
+        size = cell.shape[1]
+        gates[:, : 2 * size].sigmoid_()
+        gates[:, 3 * size :].sigmoid_()
+        read, keep, new, show = gates.chunk(4, dim=1)
+        new.tanh_()
+        after = torch.addcmul(read * new, keep, cell)
+        shown = after.tanh()
+        ctx.save_for_backward(inputs, hidden, cell, gates, shown, shared.matrix, inner.matrix)
+        ctx.shared, ctx.inner = shared, inner
+        return show * shown, after
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, hidden_gradient: Tensor, cell_gradient: Tensor):
+        inputs, hidden, cell, gates, shown, matrix, inner_matrix = ctx.saved_tensors
+        read, keep, new, show = gates.chunk(4, dim=1)
+        through_sigmoid, through_tanh = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
+        cell_gradient = cell_gradient + through_tanh(hidden_gradient * show, shown)
+        gradient = torch.empty_like(gates)
+        to_read, to_keep, to_new, to_show = gradient.chunk(4, dim=1)
+        through_sigmoid(cell_gradient * new, read, grad_input=to_read)
+        through_sigmoid(cell_gradient * cell, keep, grad_input=to_keep)
+        through_tanh(cell_gradient * read, new, grad_input=to_new)
+        through_sigmoid(hidden_gradient * shown, show, grad_input=to_show)
+        ctx.shared.add(inputs, gradient)
+        ctx.inner.add(hidden, gradient)
+        needs = ctx.needs_input_grad
+        token = gradient.new_zeros(())
+        return (
+            gradient @ matrix if needs[0] else None,
+            gradient @ inner_matrix if needs[1] else None,
+            cell_gradient.mul_(keep) if needs[2] else None,
+            token,
+            None,
+            token,
+            None,
+        )

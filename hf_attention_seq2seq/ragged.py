@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,13 +14,16 @@ from .cache import DecoderState
 from .step_products import shared_gradients
 
 if TYPE_CHECKING:
-    from .decoders import DecoderOutput
+    from .decoders import DecoderOutput, RecurrentDecoder
 
-LEVELS = 8  # how often at most a batch gets smaller; each time costs a copy of the memory's gradient
+# How often at most a batch gets smaller: each time costs a copy of the memory's gradient. Where layers run over all
+# steps at once it costs another gradient of their weights too, which only much padding is worth.
+LEVELS, LEVELS_AT_ONCE = 8, 2
+WORTHWHILE_AT_ONCE = 0.25  # of the work saved
 
 
 def decode_ragged(
-    decoder: Callable[..., DecoderOutput],
+    decoder: RecurrentDecoder,
     embeddings: Tensor,
     memory: PreparedMemory,
     state: DecoderState,
@@ -42,15 +45,19 @@ def decode_ragged(
         as the decoder, but its state is that of the longest rows only.
     """
     rows, steps, _ = embeddings.shape
+    stretches = list(_stretches(lengths, steps, LEVELS_AT_ONCE if decoder.runs_at_once else LEVELS))
+    work = sum(number * (end - start) for number, start, end in stretches)
+    if decoder.runs_at_once and work > (1 - WORTHWHILE_AT_ONCE) * rows * steps:
+        return decoder(embeddings, memory, state, None, with_weights)
     order = lengths.argsort(descending=True).to(embeddings.device)
     embeddings, memory = embeddings.index_select(0, order), memory.select(order)
     state = state.map(lambda tensor: tensor.index_select(0, order))
     outputs = []
     with shared_gradients(embeddings.device):
-        for number, start, end in _stretches(lengths, steps):
+        for number, start, end in stretches:
             if number < memory.rows:
                 memory = memory.first(number)
-                state = state.map(lambda tensor: tensor[: memory.rows])
+                state = state.map(lambda tensor, number=number: tensor[:number])
             outputs.append(decoder(embeddings[:number, start:end], memory, state, None, with_weights))
             state = outputs[-1].state
     back = order.argsort()
@@ -70,10 +77,10 @@ def decode_ragged(
     )
 
 
-def _stretches(lengths: Tensor, steps: int) -> Iterator[tuple[int, int, int]]:
+def _stretches(lengths: Tensor, steps: int, levels: int) -> Iterator[tuple[int, int, int]]:
     """Number of rows, first step and the step behind, wherever enough rows have ended to go on with fewer."""
     rows = len(lengths)
-    unit = -(-rows // LEVELS)
+    unit = -(-rows // levels)
     going_on = (lengths[:, None] > torch.arange(steps)).sum(dim=0)
     numbers = (-(-going_on // unit) * unit).clamp(unit, rows)
     start = 0

@@ -1,25 +1,26 @@
 """
 Products with the same matrix in every step of a loop, whose gradients are taken in one product for all steps.
 
-Autograd by itself makes a gradient of the whole matrix in each step and adds it to the sum: with a batch of 64 rows and a
-matrix of 2048 by 512, writing and reading these costs as much as the products. Within `shared_gradients` a step keeps
-its input and its output's gradient instead; when the backward pass has been through all steps, both are put together.
-Results are the same up to rounding. Outside of it, and wherever autograd is not the plain one, these are the functions
-of torch that they stand for.
+Autograd by itself makes a gradient of the whole matrix in each step and adds it to the sum, which for the short
+products of a step is a good part of the work. Within `shared_gradients` a step keeps its input and its output's
+gradient instead; when the backward pass has been through all steps, both are put together. Results are the same up to
+rounding. Outside of it these are the functions of torch that they stand for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-_SHARED: ContextVar[dict[tuple, _Shared] | None] = ContextVar("shared", default=None)
+T = TypeVar("T")
+_SHARED: ContextVar[dict[tuple, tuple] | None] = ContextVar("shared", default=None)
 
 
 @contextmanager
@@ -93,6 +94,11 @@ def is_unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
     return type(module) is kind and not any(hooks) and "forward" not in vars(module)
 
 
+def current_pass() -> int:
+    """A number of the backward pass that is running."""
+    return torch._C._current_graph_task_id()
+
+
 class _Shared:
     """
     What the steps leave for the gradient of one matrix.
@@ -106,24 +112,33 @@ class _Shared:
         self.terms: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def add(self, inputs: Tensor, gradient: Tensor) -> None:
-        self.terms.setdefault(torch._C._current_graph_task_id(), []).append((inputs, gradient))
+        self.terms.setdefault(current_pass(), []).append((inputs, gradient))
 
     def take(self) -> tuple[Tensor, Tensor]:
         """Inputs and gradients of all steps, `(..., steps * queries, size)`."""
-        inputs, gradients = zip(*self.terms.pop(torch._C._current_graph_task_id()))
+        inputs, gradients = zip(*self.terms.pop(current_pass()))
         return torch.cat(inputs, dim=-2), torch.cat(gradients, dim=-2)
 
 
-def _shared(matrix: Tensor, bias: Tensor | None) -> tuple[Tensor, _Shared] | None:
+def once(tensors: tuple[Tensor | None, ...], make: Callable[[], T]) -> T | None:
+    """What `make` gave for these very tensors within this `shared_gradients`; `None` where they need no sharing."""
     loop = _SHARED.get()
-    if loop is None or not (matrix.requires_grad or (bias is not None and bias.requires_grad)):
+    if loop is None or not any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return None
-    key = (id(matrix), id(bias))
+    key = tuple(map(id, tensors))
     if key not in loop:
+        loop[key] = (tensors, make())  # the tensors are kept, so that no other gets their ids
+    return loop[key][1]
+
+
+def _shared(matrix: Tensor, bias: Tensor | None) -> tuple[Tensor, _Shared] | None:
+    """A token that each step depends on, and the place for what it leaves."""
+
+    def make() -> tuple[Tensor, _Shared]:
         shared = _Shared(matrix, bias)
-        # The tensors are kept, so that no other gets their ids.
-        loop[key] = (matrix, bias, _Collect.apply(matrix, bias, shared), shared)
-    return loop[key][2:]
+        return _Collect.apply(matrix, bias, shared), shared
+
+    return once((matrix, bias), make)
 
 
 class _Collect(torch.autograd.Function):

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .step_products import current_pass, once
+
 CHUNK_ELEMENTS = 1 << 19  # of the intermediate, which fit a processor's cache
 
 
@@ -33,6 +35,10 @@ def additive_energies(
     """
     if features is not None:
         features, matrix = features.to(queries.dtype), matrix.to(queries.dtype)
+    elif queries.shape[2] == 1 and queries.dtype == keys.dtype == energy.dtype:
+        shared = once((keys, energy), lambda: _share(keys, energy))
+        if shared is not None:
+            return _StepEnergies.apply(queries, *shared)
     return _AdditiveEnergies.apply(queries, keys, energy.to(queries.dtype), features, matrix)
 
 
@@ -86,3 +92,67 @@ class _AdditiveEnergies(torch.autograd.Function):
         return tuple(
             None if tensor is None else total.to(tensor.dtype) for tensor, total in zip(ctx.saved_tensors, gradients)
         )
+
+
+class _Sums:
+    """
+    What the steps of one backward pass leave for the gradients of keys and `v`, with `h` for `tanh(q + k)` and `g` for
+    the gradient of a score: the sums of `g`, of `g h^2` and of `g h`.
+    """
+
+    def __init__(self, keys: Tensor, energy: Tensor):
+        self.keys, self.energy = keys.detach(), energy.detach()
+        self.passes: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def of_this_pass(self) -> tuple[Tensor, Tensor, Tensor]:
+        if current_pass() not in self.passes:
+            outer = self.keys.new_zeros(*self.keys.shape[:3], 1)
+            sums = (outer, torch.zeros_like(self.keys), torch.zeros_like(self.energy))
+            self.passes[current_pass()] = sums
+        return self.passes[current_pass()]
+
+
+def _share(keys: Tensor, energy: Tensor) -> tuple[Tensor, _Sums]:
+    sums = _Sums(keys, energy)
+    return _CollectEnergies.apply(keys, energy, sums), sums
+
+
+class _CollectEnergies(torch.autograd.Function):
+    """Keys and `v` to a token that each step depends on."""
+
+    @staticmethod
+    def forward(ctx, keys: Tensor, energy: Tensor, sums: _Sums) -> Tensor:
+        ctx.sums = sums
+        return keys.new_empty(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, _):
+        outer, squares, hidden = ctx.sums.of_this_pass()
+        del ctx.sums.passes[current_pass()]
+        return (outer - squares).mul_(ctx.sums.energy[:, None, :]), hidden, None
+
+
+class _StepEnergies(torch.autograd.Function):
+    """`_AdditiveEnergies` of one query a row, the keys' gradient being shared by all steps."""
+
+    @staticmethod
+    def forward(ctx, queries: Tensor, token: Tensor, sums: _Sums) -> Tensor:
+        ctx.save_for_backward(queries, sums.keys, sums.energy)
+        ctx.sums = sums
+        hidden = (queries + sums.keys).tanh_()
+        return (hidden @ sums.energy[:, :, None]).mT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor):
+        queries, keys, energy = ctx.saved_tensors
+        outer_sum, squares_sum, hidden_sum = ctx.sums.of_this_pass()
+        hidden = (queries + keys).tanh_()
+        outer = gradient.mT  # (batch, heads, source, 1)
+        hidden_sum += (gradient @ hidden).sum(dim=(0, 2))
+        squares = hidden.square_()
+        outer_sum += outer
+        squares_sum.addcmul_(outer, squares)
+        inner = (gradient.sum(dim=3, keepdim=True) - gradient @ squares) * energy[:, None, :]
+        return inner, gradient.new_zeros(()), None

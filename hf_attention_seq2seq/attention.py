@@ -7,6 +7,7 @@ for each hypothesis, or with the queries of many steps at once. Nothing is kept 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +22,7 @@ from .monotonic import MonotonicAlignment
 from .normalizers import NORMALIZERS, log_distribution
 from .scoring import SCORES, split_heads
 from .spans import SPANS, Window
+from .step_products import step_product
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,14 @@ class PreparedMemory:
 
     def select(self, indices: Tensor) -> PreparedMemory:
         """The sentences `indices`, `(rows,)` int64."""
-        tensors = {name: value for name, value in vars(self).items() if value is not None}
-        return replace(
-            self, **{name: value.index_select(0, indices.to(value.device)) for name, value in tensors.items()}
-        )
+        return self._map(lambda tensor: tensor.index_select(0, indices.to(tensor.device)))
+
+    def first(self, number: int) -> PreparedMemory:
+        """The first sentences, without a copy."""
+        return self._map(lambda tensor: tensor[:number])
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> PreparedMemory:
+        return replace(self, **{name: function(value) for name, value in vars(self).items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,7 @@ class Attention(nn.Module):
         else:
             weights, window, choice = self._by_score(states, memory, steps, history)
         if window is None:
-            contexts = weights @ memory.values  # (sentences, heads, queries, value_size)
+            contexts = step_product(weights, memory.values)  # (sentences, heads, queries, value_size)
         else:
             contexts = (weights.unsqueeze(-2) @ window.gather(memory.values)).squeeze(-2)
             if with_weights or self.coverage is not None:

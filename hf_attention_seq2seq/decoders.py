@@ -20,6 +20,7 @@ from .mixtures import Mixture
 from .pointer import Copying, PointerGenerator
 from .readouts import READOUTS
 from .recurrent import RecurrentLayer
+from .step_products import shared_gradients
 
 
 @dataclass(frozen=True)
@@ -213,12 +214,13 @@ class RecurrentDecoder(nn.Module):
         with_weights: bool,
     ) -> DecoderOutput:
         steps = []
-        for index in range(embeddings.shape[1]):
-            old = state
-            state, step = self._step(embeddings[:, index], memory, state, with_weights)
-            if mask is not None:
-                state = state.where(mask[:, index], old)
-            steps.append(step)
+        with shared_gradients(embeddings.device):
+            for index, embedding in enumerate(embeddings.unbind(dim=1)):
+                old = state
+                state, step = self._step(embedding, memory, state, with_weights)
+                if mask is not None:
+                    state = state.where(mask[:, index], old)
+                steps.append(step)
         readouts, contexts = _stack([step.readout for step in steps], dim=1), None
         if readouts is None or self.pointer is not None:
             contexts = torch.cat([step.attended.contexts for step in steps], dim=1)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .checks import IGNORED_LABEL
 
-CHUNK = 1 << 21  # logits that `linear_cross_entropy` holds at a time, 8 MB in fp32
+CHUNK = 1 << 22  # logits that `linear_sequence_loss` holds at a time, 16 MB in fp32
 
 
 def sequence_loss(
@@ -79,15 +79,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             part = states[start : start + rows].to(dtype)
             label = labels[start : start + rows, None]
             logits = torch.addmm(bias.to(dtype), part, matrix.T).to(total.dtype)
-            normalizer = logits.logsumexp(dim=1, keepdim=True)
+            # d loss / d logits: the softmax less what was expected. The log of its normaliser is read off the largest
+            # entry, where no probability is too small for it.
+            gradient = logits.softmax(dim=1)
+            normalizer = logits.amax(dim=1, keepdim=True) - gradient.amax(dim=1, keepdim=True).log()
             losses = normalizer - (1 - smoothing) * logits.gather(1, label)
             if smoothing:
                 losses = losses - smoothing * logits.mean(dim=1, keepdim=True)
             total += losses.sum()
             if not any((needs_states, needs_weight, needs_bias)):
                 continue
-            # d loss / d logits: the softmax less what was expected
-            gradient = logits.sub_(normalizer).exp_()
             if smoothing:
                 gradient -= smoothing / weight.shape[0]
             gradient.scatter_add_(1, label, gradient.new_full(label.shape, smoothing - 1))

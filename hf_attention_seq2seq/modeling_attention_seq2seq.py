@@ -48,6 +48,7 @@ from .mixtures import Mixture
 from .monotonic import MonotonicAlignment
 from .pointer import Copying, copying_logits, copying_loss, known_tokens
 from .publishing import Published
+from .ragged import decode_ragged
 from .scoring import Score
 
 DEFAULT_MAX_LENGTH = 256  # the library's own default, 20 tokens, would cut translations without a word
@@ -338,6 +339,7 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
         return_dict: bool | None = None,
         cache: AttentionSeq2SeqCache | None = None,
         targets: Tensor | None = None,
+        decoder_lengths: Tensor | None = None,
     ) -> Seq2SeqModelOutput | tuple:
         """
         Args:
@@ -354,6 +356,8 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
             inputs_embeds, decoder_inputs_embeds: embeddings in place of ids.
             targets: `(rows, target_length)` int64, the words to predict, -100 where there is none, which only the
                 inference network of variational attention reads, in training.
+            decoder_lengths: `(rows,)` int64 on the CPU, how many tokens of each row count; what is returned for
+                others has no meaning, and no cache is made. Saves the time of decoding padding.
 
         Returns:
             `last_hidden_state` `(rows, target_length, readout_width)`; `cross_attentions`, if asked for, a tuple
@@ -410,7 +414,13 @@ class AttentionSeq2SeqModel(AttentionSeq2SeqPreTrainedModel):
         if targets is not None and self.training and hasattr(self.decoder, "inference_network"):
             known["counted"] = targets != IGNORED_LABEL
             known["targets"] = self.get_decoder_input_embeddings()(targets.masked_fill(~known["counted"], 0))
-        decoded = self.decoder(embeddings, memory, state, mask, with_weights=output_attentions, **known)
+        # What hard attention and copying give of each step is not put together again.
+        is_plain = self.config.attention_selection != "hard" and self.decoder.pointer is None
+        if decoder_lengths is not None and mask is None and rows == sentences and is_plain:
+            use_cache = False
+            decoded = decode_ragged(self.decoder, embeddings, memory, state, decoder_lengths, output_attentions)
+        else:
+            decoded = self.decoder(embeddings, memory, state, mask, with_weights=output_attentions, **known)
 
         if use_cache:
             cache = AttentionSeq2SeqCache() if cache is None else cache
@@ -592,6 +602,7 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         if labels is None and not output_logits:
             raise ValueError("output_logits=False leaves nothing to compute without labels.")
         wants_attentions = bool(first_given(output_attentions, self.config.output_attentions))
+        output_hidden_states = first_given(output_hidden_states, self.config.output_hidden_states)
         return_dict = first_given(return_dict, self.config.return_dict, True)
         samples = 1
         if labels is not None:
@@ -613,6 +624,13 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
         targets = labels
         if targets is None and self._trains_positions:
             targets = self._targets_of(decoder_input_ids)
+        # An adapter has its own forward, and rewards need every word's likelihood.
+        output_logits = output_logits or type(self.lm_head) is not nn.Linear
+        output_logits = output_logits or (self.training and self.config.uses_score_function)
+        lengths = None
+        if not (output_logits or wants_attentions or output_hidden_states) and labels.device.type == "cpu":
+            places = torch.arange(1, labels.shape[1] + 1)
+            lengths = ((labels != IGNORED_LABEL) * places).amax(dim=1)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -627,14 +645,12 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
             output_hidden_states=output_hidden_states,
             return_dict=True,
             cache=cache,
+            decoder_lengths=lengths,
             targets=targets,
         )
         evidence = None
         if outputs.mixture is not None and outputs.mixture.order is not None:
             evidence = self._follow_chain(outputs, decoder_input_ids)
-        # An adapter has its own forward, and rewards need every word's likelihood.
-        output_logits = output_logits or type(self.lm_head) is not nn.Linear
-        output_logits = output_logits or (self.training and self.config.uses_score_function)
         logits = self._logits(outputs) if output_logits else None
         loss = likelihoods = None
         if labels is not None:

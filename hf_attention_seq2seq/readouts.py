@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
+from .step_products import step_projection
 
 
 class Readout(nn.Module):
@@ -60,7 +61,7 @@ class AttentionalReadout(Readout):
 
     def join(self, states: Tensor, contexts: Tensor, embeddings: Tensor) -> Tensor:
         """See `Readout.join`."""
-        return self.projection(torch.cat((contexts, states), dim=-1))
+        return step_projection(self.projection, torch.cat((contexts, states), dim=-1))
 
     def finish(self, joined: Tensor) -> Tensor:
         """See `Readout.finish`."""
@@ -80,7 +81,7 @@ class MaxoutReadout(Readout):
 
     def join(self, states: Tensor, contexts: Tensor, embeddings: Tensor) -> Tensor:
         """See `Readout.join`."""
-        return self.projection(torch.cat((states, embeddings, contexts), dim=-1))
+        return step_projection(self.projection, torch.cat((states, embeddings, contexts), dim=-1))
 
     def finish(self, joined: Tensor) -> Tensor:
         """See `Readout.finish`."""
@@ -99,7 +100,7 @@ class DeepReadout(Readout):
 
     def join(self, states: Tensor, contexts: Tensor, embeddings: Tensor) -> Tensor:
         """See `Readout.join`."""
-        return embeddings + self.projection(torch.cat((states, contexts), dim=-1))
+        return embeddings + step_projection(self.projection, torch.cat((states, contexts), dim=-1))
 
 
 class StateReadout(Readout):

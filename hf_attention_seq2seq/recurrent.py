@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from .step_products import shares_gradients, step_linear, step_lstm_cell
+
 
 class _Extended:
     """
@@ -18,7 +20,8 @@ class _Extended:
     def forward(self, inputs, state=None, step: bool = False, lengths: Tensor | None = None):
         if step:
             weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
-            return type(self).cell(inputs, state, *weights)
+            cell = type(self).shared_cell if shares_gradients() else type(self).cell
+            return cell(inputs, state, *weights)
         if lengths is None:
             return super().forward(inputs, state)
         packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
@@ -26,16 +29,27 @@ class _Extended:
         return pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])[0], last
 
 
+def _shared_gru_cell(inputs: Tensor, state: Tensor, weight: Tensor, inner: Tensor, *biases: Tensor) -> Tensor:
+    reset, keep, new = step_linear(inputs, weight, biases[0]).chunk(3, dim=1)
+    old_reset, old_keep, old_new = step_linear(state, inner, biases[1]).chunk(3, dim=1)
+    candidate = torch.tanh(new + torch.sigmoid(reset + old_reset) * old_new)
+    return torch.lerp(candidate, state, torch.sigmoid(keep + old_keep))
+
+
+def _shared_rnn_cell(inputs: Tensor, state: Tensor, weight: Tensor, inner: Tensor, *biases: Tensor) -> Tensor:
+    return torch.tanh(step_linear(inputs, weight, biases[0]) + step_linear(state, inner, biases[1]))
+
+
 class _LSTM(_Extended, nn.LSTM):
-    cell = staticmethod(torch.lstm_cell)
+    cell, shared_cell = staticmethod(torch.lstm_cell), staticmethod(step_lstm_cell)
 
 
 class _GRU(_Extended, nn.GRU):
-    cell = staticmethod(torch.gru_cell)
+    cell, shared_cell = staticmethod(torch.gru_cell), staticmethod(_shared_gru_cell)
 
 
 class _RNN(_Extended, nn.RNN):
-    cell = staticmethod(torch.rnn_tanh_cell)
+    cell, shared_cell = staticmethod(torch.rnn_tanh_cell), staticmethod(_shared_rnn_cell)
 
 
 _MODULES = {"lstm": _LSTM, "gru": _GRU, "rnn": _RNN}

@@ -39,12 +39,14 @@ from .pooling import AttentionPooling
 from .presets import PRESETS
 from .publishing import VERSION
 from .pyramidal import PyramidalEncoder
+from .ragged import decode_ragged
 from .readouts import READOUTS
 from .recurrent import RecurrentLayer
 from .scoring import SCORES
 from .search import beam_search
 from .self_attention import SelfAttentionEncoder
 from .spans import SPANS
+from .step_products import shared_gradients
 from .tokenization_attention_seq2seq import AttentionSeq2SeqTokenizer
 from .unknown_words import replace_unknown
 from .vocabulary import train_vocabulary

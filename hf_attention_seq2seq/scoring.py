@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from .additive import additive_energies
 from .configuration_attention_seq2seq import ATTENTION_TYPES, AttentionSeq2SeqConfig
 from .spans import Window
+from .step_products import step_product, step_projection
 
 ScoreClass = TypeVar("ScoreClass", bound="type[Score]")
 SCORES: dict[str, type[Score]] = {}
@@ -87,7 +88,7 @@ class Score(nn.Module):
 
     def project_queries(self, states: Tensor) -> Tensor:
         """Decoder states `(batch, queries, hidden_size)` to queries `(batch, heads, queries, size)`."""
-        return split_heads(self.query_projection(states), self.heads)
+        return split_heads(step_projection(self.query_projection, states), self.heads)
 
     def score(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Scores `(batch, heads, queries, source)`; see the module's head for the shapes."""
@@ -136,7 +137,7 @@ class DotScore(Score):
     """`q . k` (Luong 2015, eq. 8, dot)."""
 
     def score(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return queries @ keys.transpose(-1, -2)
+        return step_product(queries, keys, transposed=True)
 
 
 @register_score("scaled_dot")
@@ -144,7 +145,7 @@ class ScaledDotScore(Score):
     """`q . k / sqrt(size)` (Vaswani 2017, eq. 1)."""
 
     def score(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return (queries / math.sqrt(queries.shape[-1])) @ keys.transpose(-1, -2)
+        return step_product(queries / math.sqrt(queries.shape[-1]), keys, transposed=True)
 
 
 @register_score("general")
@@ -176,7 +177,7 @@ class CosineScore(Score):
         return F.normalize(super().project_queries(states), dim=-1, eps=1e-6)
 
     def score(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return self.strength * (queries @ keys.transpose(-1, -2))
+        return self.strength * (step_product(queries, keys, transposed=True))
 
 
 @register_score("additive")
@@ -252,7 +253,7 @@ class LocationScore(Score):
         return memory.unsqueeze(1)
 
     def project_queries(self, states: Tensor) -> Tensor:
-        return split_heads(self.positions(states), self.heads)
+        return split_heads(step_projection(self.positions, states), self.heads)
 
     def score(self, queries: Tensor, keys: Tensor) -> Tensor:
         source = keys.shape[-2]

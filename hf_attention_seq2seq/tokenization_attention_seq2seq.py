@@ -180,6 +180,8 @@ class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
         - `"bpe"`, `"unigram"`: subwords. `▁` stands for the space before a word; a `▁` in the text itself is decoded
           as a space. Any other text of seen characters is decoded exactly, spaces included.
         - `"word"`: what stands between white space, such as words or phones; decoded with single spaces.
+        - `"text_word"`: the same with the punctuation at both ends of a word as tokens of its own: `"(a real-time
+          game)."` is `( a real-time game ).`
         - `"char"`: grapheme clusters (a letter with its combining marks, a whole emoji) and spaces. Clusters that were
           not seen, or for which the vocabulary has no room, are made of several code points; text of seen code points
           is decoded exactly.
@@ -192,11 +194,11 @@ class AttentionSeq2SeqTokenizer(Published, PreTrainedTokenizerFast):
             source (iterable of `str`): The source texts, read once.
             target (iterable of `str`, *optional*): The target texts. If given, the sides have separate vocabularies;
                 for a shared one chain both sides into `source`.
-            model (`str`, *optional*, defaults to `"bpe"`): The unit: `"bpe"`, `"unigram"`, `"word"`, `"char"` or
-                `"codepoint"`.
+            model (`str`, *optional*, defaults to `"bpe"`): The unit: `"bpe"`, `"unigram"`, `"word"`, `"text_word"`,
+                `"char"` or `"codepoint"`.
             vocab_size (`int`, *optional*, defaults to 8000): The most entries a vocabulary may have, special tokens
-                included; a small text gives fewer. All characters seen must fit, except with `"word"`, which keeps
-                the most frequent words.
+                included; a small text gives fewer. All characters seen must fit, except with `"word"` and
+                `"text_word"`, which keep the most frequent words.
             target_model (`str`, *optional*): The unit of the target side, by default `model`.
             target_vocab_size (`int`, *optional*): The size of the target side, by default `vocab_size`.
             min_frequency (`int`, *optional*, defaults to 1): How often a word, or a pair that is to be merged, must

@@ -117,6 +117,14 @@ def _word(training: VocabularyTraining) -> tuple[Tokenizer, trainers.Trainer]:
     return backend, trainers.WordLevelTrainer(min_frequency=training.min_frequency, **training.trainer_options)
 
 
+def _text_word(training: VocabularyTraining) -> tuple[Tokenizer, trainers.Trainer]:
+    """Words without the punctuation around them, which is tokens of its own; that inside of a word stays there."""
+    backend, trainer = _word(training)
+    edges = pre_tokenizers.Split(Regex(r"\A\p{P}+|\p{P}+\z"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), edges])
+    return backend, trainer
+
+
 def _char(training: VocabularyTraining) -> tuple[Tokenizer, trainers.Trainer]:
     """Byte-pair merges that cannot leave a grapheme cluster: what was not merged falls back to code points."""
     backend = Tokenizer(models.BPE(unk_token=training.unk_token, fuse_unk=False))
@@ -137,6 +145,7 @@ UNITS: dict[str, Callable[[VocabularyTraining], tuple[Tokenizer, trainers.Traine
     "bpe": _bpe,
     "unigram": _unigram,
     "word": _word,
+    "text_word": _text_word,
     "char": _char,
     "codepoint": _codepoint,
 }

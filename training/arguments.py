@@ -18,10 +18,11 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from hf_attention_seq2seq import PRESETS, AttentionSeq2SeqConfig
 
+from .card import TASKS
 from .data import DataArguments
 from .metrics import METRICS, greater_is_better
 
-UNITS = ("char", "codepoint", "phone", "word", "bpe", "unigram")
+UNITS = ("char", "codepoint", "phone", "word", "text_word", "bpe", "unigram")
 # Fields of the configuration that the tokenizer or the task decides.
 DECIDED_ELSEWHERE = {
     *("self", "kwargs", "vocab_size", "decoder_vocab_size", "max_unknown_words", "use_cache", "is_encoder_decoder")
@@ -34,7 +35,11 @@ class TokenizerArguments:
 
     source_unit: str = field(
         default="bpe",
-        metadata={"help": "char, codepoint, phone (symbols between spaces), word, bpe or unigram", "choices": UNITS},
+        metadata={
+            "help": "char, codepoint, phone (symbols between spaces), word (the same), text_word (and punctuation), "
+            "bpe or unigram",
+            "choices": UNITS,
+        },
     )
     target_unit: str | None = field(
         default=None, metadata={"help": "the same for the target; as the source if absent"}
@@ -88,6 +93,7 @@ class EvaluationArguments:
     predict_output: str | None = field(default=None, metadata={"help": "where the translations go; else to stdout"})
     samples: int = field(default=3, metadata={"help": "validation sentences shown, with alignments, at evaluations"})
     title: str | None = field(default=None, metadata={"help": "title of the model card"})
+    task: str = field(default="translation", metadata={"help": "the card's: " + ", ".join(TASKS), "choices": list(TASKS)})
     source_language: list[str] = field(default_factory=list, metadata={"help": "language codes for the card"})
     license: str | None = field(default=None, metadata={"help": "licence for the card"})
     data_name: list[str] = field(default_factory=list, metadata={"help": "names of the data for the card"})

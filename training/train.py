@@ -365,6 +365,7 @@ def write_card(
         languages=evaluation.source_language,
         license=evaluation.license,
         datasets=evaluation.data_name,
+        task=evaluation.task,
         examples=examples,
         alignment_pictures=pictures,
         command=command,

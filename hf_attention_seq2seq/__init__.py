@@ -32,6 +32,7 @@ from .pipelines import (
     register_pipelines,
 )
 from .publishing import VERSION
+from .quantization import quantize_int8
 from .scoring import Score, register_score
 from .tokenization_attention_seq2seq import AttentionSeq2SeqTokenizer
 from .unknown_words import learn_lexicon, repeated_and_untranslated, replace_unknown
@@ -79,6 +80,7 @@ __all__ = [
     "learn_lexicon",
     "parse_pharaoh",
     "plot_alignment",
+    "quantize_int8",
     "register",
     "register_score",
     "repeated_and_untranslated",

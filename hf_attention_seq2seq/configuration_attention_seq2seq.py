@@ -48,6 +48,7 @@ COVERAGE_TYPES = (None, "accumulated", "location_aware")
 BRIDGE_TYPES = ("linear", "copy", "mean", "zeros", "backward", "context")
 COPY_MECHANISMS = (None, "pointer_generator")
 READOUT_TYPES = ("attentional", "maxout", "deep", "state")
+QUANTIZATIONS = (None, "int8")
 # No model needs more, and a configuration from elsewhere could otherwise ask for any amount of memory and time.
 LARGEST_SIZE = 2**24
 MOST_LAYERS = 256
@@ -183,6 +184,8 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         initializer_range (`float`, *optional*): weights start uniform in `[-initializer_range, initializer_range]`;
             `None` means `sqrt(3 / inputs)` for each matrix, so that signals keep their size in narrow and wide models
             (LeCun 1998, section 4.6).
+        quantization (`str`, *optional*): `"int8"`: the weights are 8-bit integers, for translation on a CPU (see
+            `quantize_int8`); `None`: they are not.
         pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): the last defaults to
             `bos_token_id`.
         unk_token_id (`int`): the unknown word; only `max_unknown_words` needs it.
@@ -263,6 +266,7 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         memory_dropout: float = 0.0,
         output_dropout: float = 0.0,
         initializer_range: float | None = None,
+        quantization: str | None = None,
         use_cache: bool = True,
         is_encoder_decoder: bool = True,
         pad_token_id: int = 0,
@@ -341,6 +345,7 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
         self.memory_dropout = memory_dropout
         self.output_dropout = output_dropout
         self.initializer_range = initializer_range
+        self.quantization = quantization
         self.use_cache = use_cache
         if "plugin_version" in kwargs:
             check_version(kwargs.pop("plugin_version"))
@@ -499,6 +504,7 @@ class AttentionSeq2SeqConfig(Published, PreTrainedConfig):
             ("coverage_type", COVERAGE_TYPES),
             ("readout_type", READOUT_TYPES),
             ("copy_mechanism", COPY_MECHANISMS),
+            ("quantization", QUANTIZATIONS),
         ):
             if getattr(self, name) not in allowed:
                 hint = "; a score of your own must be registered first" if name == "attention_type" else ""

@@ -23,7 +23,7 @@ _OTHER_FORMATS = ("from_tf", "from_flax", "gguf_file")
 # A model may be larger than the weights it starts from (a new output layer, say), but not by any size.
 _LARGEST_GROWTH = 16
 _ALWAYS_ALLOWED = 2**30  # bytes
-_REPOSITORY_OPTIONS = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")
+REPOSITORY_OPTIONS = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
 def check_source(name_or_path: str | os.PathLike | None, options: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ def check_source(name_or_path: str | os.PathLike | None, options: dict[str, Any]
     if os.path.isfile(name_or_path):
         _check_names([os.fspath(name_or_path)])
         return
-    where = {name: options[name] for name in _REPOSITORY_OPTIONS if options.get(name) is not None}
+    where = {name: options[name] for name in REPOSITORY_OPTIONS if options.get(name) is not None}
     variant = options.get("variant")
 
     def find(name: str) -> str | None:

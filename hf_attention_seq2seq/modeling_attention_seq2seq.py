@@ -49,6 +49,7 @@ from .monotonic import MonotonicAlignment
 from .pointer import Copying, copying_logits, copying_loss, known_tokens
 from .publishing import Published
 from .ragged import decode_ragged
+from .quantization import quantize_int8, take_quantization, use_int8_modules
 from .scoring import Score
 
 DEFAULT_MAX_LENGTH = 256  # the library's own default, 20 tokens, would cut translations without a word
@@ -73,14 +74,27 @@ class AttentionSeq2SeqPreTrainedModel(Published, PreTrainedModel):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *args, **kwargs) -> Self:
         """
-        As in the library, from safetensors only.
+        As in the library, from safetensors only; with `quantization="int8"` as `quantize_int8` makes it.
 
         Raises:
             ValueError: pickled or other weights; a configuration that asks for far more memory than the weights have.
         """
         check_source(pretrained_model_name_or_path, kwargs)
         kwargs["use_safetensors"] = True
-        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        to_be_quantized = take_quantization(cls.config_class, pretrained_model_name_or_path, kwargs)
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        model, *info = loaded if isinstance(loaded, tuple) else (loaded,)
+        if to_be_quantized:
+            model = quantize_int8(model)
+        elif model.config.quantization is not None:
+            model.requires_grad_(False)
+        return (model, *info) if info else model
+
+    def post_init(self) -> None:
+        """The end of construction."""
+        if self.config.quantization is not None:
+            use_int8_modules(self)
+        super().post_init()
 
     @classmethod
     def get_init_context(cls, *args, **kwargs) -> list:

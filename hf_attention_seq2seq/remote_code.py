@@ -40,6 +40,7 @@ from .presets import PRESETS
 from .publishing import VERSION
 from .pyramidal import PyramidalEncoder
 from .ragged import decode_ragged
+from .quantization import quantize_int8
 from .readouts import READOUTS
 from .recurrent import RecurrentLayer
 from .scoring import SCORES

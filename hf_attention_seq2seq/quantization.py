@@ -10,8 +10,8 @@ once a sentence, stays in float32, as does all arithmetic between the products.
     small.save_pretrained("runs/mine-int8")                 # safetensors; loads again as it is
 
 The products are torch's own of bytes, for which the processor must have instructions (on x86: VNNI). Elsewhere the
-same numbers are multiplied in float32, and nothing is gained but memory. `torch.ao.quantization` is deprecated with its
-quantized tensors, and torchao's dynamic linear layers are slower than float32 for single sentences.
+same numbers are multiplied in float32, and nothing is gained but memory. `torch.ao.quantization` and its
+quantized tensors are deprecated, and torchao's dynamic linear layers are slower than float32 for single sentences.
 """
 
 from __future__ import annotations

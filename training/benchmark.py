@@ -1,135 +1,47 @@
 """
-What attention costs.
+How fast, and in how much memory.
 
-    python -m training.benchmark attention
+    python -m training.benchmark train | translate | scaling | attention [--option value ...]
 
-Prints the time of one decoding step by source length for global and local attention (a step of a local span should
-not know how long the sentence is), and the memory and time of a training step of additive attention against the
-straightforward implementation. All comparisons are made in one run, in turns; the machine's noise shows in the spread.
+Each command prints a table and, with `--output FILE`, writes every measurement as JSON; `--help` lists its options.
+What is measured and how is told in `training/benchmarks/README.md`.
 """
 
 from __future__ import annotations
 
-import json
-import resource
-import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
-import psutil
-import torch
 from transformers import HfArgumentParser
 
-from hf_attention_seq2seq import AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration
-from hf_attention_seq2seq.additive import additive_energies
-from hf_attention_seq2seq.compat import CACHE_NAME
+from .benchmarks import attention, scaling, train, translate
+from .benchmarks.measure import CASE, run_case
 
-SPANS = {
-    "global": {},
-    "local_m": {"attention_span": "local_m", "attention_window": 10},
-    "local_p": {"attention_span": "local_p", "attention_window": 10},
+COMMANDS = {
+    "train": (train.TrainArguments, train.run),
+    "translate": (translate.TranslateArguments, translate.run),
+    "scaling": (scaling.ScalingArguments, scaling.run),
+    "attention": (attention.AttentionArguments, attention.run),
 }
-
-
-@dataclass
-class BenchmarkArguments:
-    """What to measure."""
-
-    score: str = field(default="general", metadata={"help": "attention_type of the decoding steps"})
-    batch_size: int = field(default=8, metadata={"help": "sentences that are decoded together"})
-    hidden_size: int = field(default=512, metadata={"help": "of the decoding steps"})
-    source_lengths: list[int] = field(default_factory=lambda: [200, 1000, 4000], metadata={"help": "in tokens"})
-    steps: int = field(default=50, metadata={"help": "decoding steps in one measurement"})
-    repeats: int = field(default=5, metadata={"help": "measurements, of which the median is shown"})
-    threads: int = field(default=1, metadata={"help": "CPU threads"})
-
-
-def decoding_step(fields: dict, arguments: BenchmarkArguments, length: int) -> Callable[[], float]:
-    """A measurement of milliseconds for one decoding step, the sentence being encoded and prepared already."""
-    torch.manual_seed(0)
-    config = AttentionSeq2SeqConfig(
-        vocab_size=1000, hidden_size=arguments.hidden_size, attention_type=arguments.score, **fields
-    )
-    model = AttentionSeq2SeqForConditionalGeneration(config).eval()
-    source = torch.randint(3, 1000, (arguments.batch_size, length))
-    token = torch.ones(arguments.batch_size, 1, dtype=torch.long)
-    with torch.inference_mode():
-        encoded = model.get_encoder()(source)
-        first = model(encoder_outputs=encoded, decoder_input_ids=token, use_cache=True)
-
-    def measure() -> float:
-        cache = first[CACHE_NAME]
-        with torch.inference_mode():
-            started = time.perf_counter()
-            for _ in range(arguments.steps):
-                model(encoder_outputs=encoded, decoder_input_ids=token, use_cache=True, **{CACHE_NAME: cache})
-            return 1000 * (time.perf_counter() - started) / arguments.steps
-
-    return measure
-
-
-def straightforward_energies(queries: torch.Tensor, keys: torch.Tensor, energy: torch.Tensor) -> torch.Tensor:
-    """The additive energies as one expression, whose intermediate autograd keeps."""
-    return (torch.tanh(queries.unsqueeze(-2) + keys.unsqueeze(-3)) @ energy[:, None, :, None]).squeeze(-1)
-
-
-def additive_step(kind: str, batch: int = 16, source: int = 400, target: int = 100, size: int = 512) -> None:
-    """Prints the peak memory in MB above what was there before, and the seconds, of one forward and backward pass."""
-    torch.manual_seed(0)
-    queries = torch.randn(batch, 1, target, size, requires_grad=True)
-    keys = torch.randn(batch, 1, source, size, requires_grad=True)
-    energy = torch.randn(1, size, requires_grad=True)
-    function = additive_energies if kind == "recomputed" else straightforward_energies
-    before = psutil.Process().memory_info().rss / 1024
-    started = time.perf_counter()
-    function(queries, keys, energy).softmax(dim=-1).square().sum().backward()
-    seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"megabytes": (peak - before) / 1024, "seconds": seconds}))
-
-
-def attention(arguments: BenchmarkArguments) -> None:
-    """Both tables."""
-    torch.set_num_threads(arguments.threads)
-    print(
-        f"milliseconds for a decoding step, {arguments.score} score, {arguments.batch_size} sentences, median (spread)"
-    )
-    print("span      " + "".join(f"{length:>22} tokens" for length in arguments.source_lengths) + "   last/first")
-    for name, fields in SPANS.items():
-        measures = [decoding_step(fields, arguments, length) for length in arguments.source_lengths]
-        rounds = [[measure() for measure in measures] for _ in range(arguments.repeats + 1)][1:]
-        columns = list(zip(*rounds))
-        cells = "".join(
-            f"{statistics.median(column):>12.2f} ({min(column):.2f}-{max(column):.2f})".rjust(29) for column in columns
-        )
-        ratio = statistics.median(row[-1] / row[0] for row in rounds)
-        print(f"{name:<10}{cells}{ratio:>13.2f}")
-    print("\nadditive energies, forward and backward, batch 16, source 400, target 100, size 512")
-    results = {}
-    for kind in ("straightforward", "recomputed"):
-        command = [sys.executable, "-m", f"{__package__}.benchmark", f"additive-{kind}", str(arguments.threads)]
-        results[kind] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        print(f"{kind:<16}{results[kind]['megabytes']:>8.0f} MB{results[kind]['seconds']:>8.2f} s")
-    memory, seconds = (
-        results["recomputed"][unit] / results["straightforward"][unit] for unit in ("megabytes", "seconds")
-    )
-    print(f"ratio           {memory:>8.2f}   {seconds:>8.2f}")
+CASES = {
+    "train": train.measure_case,
+    "translate": translate.measure_case,
+    "scaling": scaling.measure_case,
+    "additive": attention.additive_step,
+}
 
 
 def main() -> None:
     """Reads the command line."""
     command, *rest = sys.argv[1:] or [""]
-    if command.startswith("additive-"):
-        torch.set_num_threads(int(rest[0]))
-        additive_step(command.removeprefix("additive-"))
-    elif command == "attention":
-        (arguments,) = HfArgumentParser(BenchmarkArguments).parse_args_into_dataclasses(rest)
-        attention(arguments)
+    if command == CASE:
+        run_case(CASES[rest[0]], rest[1])
+    elif command in COMMANDS:
+        arguments_class, run = COMMANDS[command]
+        parser = HfArgumentParser(arguments_class, prog=f"python -m {__package__}.benchmark {command}")
+        (arguments,) = parser.parse_args_into_dataclasses(rest)
+        run(arguments)
     else:
-        sys.exit(f"Unknown benchmark {command!r}; allowed: attention")
+        sys.exit(f"Unknown benchmark {command!r}; allowed: {', '.join(COMMANDS)}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,291 @@
+"""Other toolkits, each run by its own commands in a virtual environment of its own on the same sentences."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import yaml
+
+from .texts import MULTI30K, batches, read, tokenizer
+
+_REPORT = re.compile(r"Step\s+(\d+)/.*bsz:\s*\d+/\s*(\d+)/")
+REPORT_EVERY = 5  # steps
+MAX_LENGTH = 100
+
+
+def parse_peers(given: list[str]) -> list[Peer]:
+    """
+    `NAME=FOLDER` of a virtual environment, as often as there are peers.
+
+    Raises:
+        ValueError: an unknown name, or a folder without the toolkit's commands.
+    """
+    peers = []
+    for text in given:
+        name, _, folder = text.partition("=")
+        if name not in PEERS:
+            raise ValueError(f"peer: {text!r} is not possible; allowed: NAME=FOLDER with NAME of {', '.join(PEERS)}")
+        peers.append(PEERS[name](Path(folder)))
+    return peers
+
+
+class Peer:
+    """A toolkit; its files are in a temporary folder until `close`."""
+
+    name: str
+    program: str
+    variables: dict[str, str] = {}
+
+    def __init__(self, environment: Path):
+        self.command = str(environment / "bin" / self.program)
+        if not os.path.exists(self.command):
+            raise ValueError(f"peer: {environment} has no bin/{self.program}; install {self.name} there")
+        self._folder = tempfile.TemporaryDirectory()
+        self.folder = Path(self._folder.name)
+
+    def close(self) -> None:
+        """Removes the files."""
+        self._folder.cleanup()
+
+    def can_train(self, case: str) -> bool:
+        """Whether there is a counterpart of this case of `train.CASES`."""
+        return case != "character"
+
+    def train(self, case: dict[str, str], steps: int, batch_size: int, threads: int, save: bool = False) -> dict:
+        """
+        One measurement. The toolkit reports its tokens every `REPORT_EVERY` steps; between the first and the last of
+        its reports are the tokens, and the seconds by its wall and CPU clocks, that count.
+        """
+        text = case["text"]
+        lines = self._write_training_texts(text, batch_size * (steps + 2 * REPORT_EVERY))
+        steps += REPORT_EVERY
+        config = self.training_config(case["attention_type"], steps, batch_size, lines, save)
+        file = self.folder / "train.yaml"
+        file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        reports: list[tuple[float, float, float]] = []
+
+        def read_report(line: str, wall: float, cpu: float) -> None:
+            if match := _REPORT.search(line):
+                reports.append((REPORT_EVERY * int(match[2]), wall, cpu))
+
+        used = self._run([*self.training_command(), str(file)], threads, read_report)
+        if len(reports) < 2:
+            raise RuntimeError(f"{self.name} reported nothing:\n{used['tail']}")
+        return {
+            "tokens": sum(report[0] for report in reports[1:]),
+            "wall": reports[-1][1] - reports[0][1],
+            "cpu": reports[-1][2] - reports[0][2],
+            "peak_mib": used["peak_mib"],
+        }
+
+    def prepare(self, attention_type: str, steps: int, batch_size: int, threads: int) -> None:
+        """Trains a model to translate with."""
+        self.train({"text": MULTI30K, "attention_type": attention_type}, steps, batch_size, threads, save=True)
+
+    def translate(self, sentences: int, beams: int, batch_size: int, threads: int) -> dict:
+        """
+        One measurement: the difference between translating `sentences` sentences and a tenth of them, so that start
+        and loading do not count.
+        """
+        results = []
+        for number in (sentences, max(1, sentences // 10)):
+            source, output = self.folder / "test.source", self.folder / "test.output"
+            source.write_text("".join(self._pieces(MULTI30K, "test", 0)[:number]), encoding="utf-8")
+            used = self._run(self.translation_command(source, output, beams, batch_size), threads)
+            lines = output.read_text(encoding="utf-8").splitlines()
+            tokens = sum(len(line.split()) + 1 for line in lines)  # and the end of the sentence
+            results.append({**used, "tokens": tokens})
+        large, small = results
+        return {
+            **{key: large[key] - small[key] for key in ("tokens", "wall", "cpu")},
+            "peak_mib": large["peak_mib"],
+        }
+
+    def training_config(self, attention_type: str, steps: int, batch_size: int, lines: int, save: bool) -> dict:
+        """The toolkit's configuration file."""
+        raise NotImplementedError
+
+    def training_command(self) -> list[str]:
+        """What comes before the configuration file."""
+        raise NotImplementedError
+
+    def translation_command(self, source: Path, output: Path, beams: int, batch_size: int) -> list[str]:
+        """The whole command."""
+        raise NotImplementedError
+
+    def _pieces(self, text: str, part: str, side: int) -> list[str]:
+        """Lines of pieces between spaces."""
+        pairs = read(text)[0 if part == "train" else 1]
+        own = tokenizer(text) if side == 0 else tokenizer(text).target_tokenizer
+        encoded = own([pair[side] for pair in pairs])["input_ids"]
+        return [" ".join(own.convert_ids_to_tokens(ids[:-1])) + "\n" for ids in encoded]
+
+    def _write_training_texts(self, text: str, rows: int) -> int:
+        parts = batches(text, 1, rows)[0]
+        own = tokenizer(text)
+        for name, column, side in (("source", "input_ids", own), ("target", "labels", own.target_tokenizer)):
+            lines = (
+                " ".join(side.convert_ids_to_tokens([token for token in row if token > 2]))
+                for row in parts[column].tolist()
+            )
+            (self.folder / f"train.{name}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        pieces = [piece for piece in own.convert_ids_to_tokens(range(4, len(own))) if piece.split() == [piece]]
+        (self.folder / "vocabulary").write_text("".join(f"{piece}\t1\n" for piece in pieces), encoding="utf-8")
+        return len(parts["labels"])
+
+    def _run(self, command: list[str], threads: int, on_line=lambda line, wall, cpu: None) -> dict:
+        """Runs to the end; wall and CPU seconds, peak memory in MiB, and the last lines."""
+        numbers = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        started = time.perf_counter()
+        process = psutil.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **numbers, **self.variables},
+            cwd=self.folder,
+        )
+        tail: list[str] = []
+        for line in process.stdout:
+            tail = [*tail[-30:], line]
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                times = process.cpu_times()
+                on_line(line, time.perf_counter(), times.user + times.system)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{''.join(tail)}")
+        return {
+            "wall": time.perf_counter() - started,
+            "cpu": usage.ru_utime + usage.ru_stime,
+            "peak_mib": usage.ru_maxrss / 1024,
+            "tail": "".join(tail),
+        }
+
+
+def _training_texts() -> dict:
+    return {"train": {"path_src": "train.source", "path_tgt": "train.target"}}
+
+
+class OpenNMT(Peer):
+    """OpenNMT-py 3.5."""
+
+    name = "opennmt"
+    program = "onmt_train"
+    variables = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+
+    def training_config(self, attention_type: str, steps: int, batch_size: int, lines: int, save: bool) -> dict:
+        """See `Peer`."""
+        return {
+            "save_data": "data",
+            "data": _training_texts(),
+            "src_vocab": "vocabulary",
+            "tgt_vocab": "vocabulary",
+            "share_vocab": True,
+            "encoder_type": "brnn",
+            "decoder_type": "rnn",
+            "rnn_type": "LSTM",
+            "global_attention": {"additive": "mlp"}.get(attention_type, attention_type),
+            "input_feed": 1,
+            "word_vec_size": 256,
+            "hidden_size": 512,
+            "layers": 1,
+            "bridge": True,
+            "share_embeddings": True,
+            "dropout": [0.0],
+            "optim": "adam",
+            "learning_rate": 0.001,
+            "max_grad_norm": 5,
+            "batch_type": "sents",
+            "batch_size": batch_size,
+            "bucket_size": lines,
+            "num_workers": 0,
+            "train_steps": steps,
+            "report_every": REPORT_EVERY,
+            "save_checkpoint_steps": steps if save else 10 * steps,
+            "valid_steps": 10 * steps,
+            "save_model": "model",
+            "world_size": 1,
+            "gpu_ranks": [],
+        }
+
+    def training_command(self) -> list[str]:
+        """See `Peer`."""
+        return [self.command, "-config"]
+
+    def translation_command(self, source: Path, output: Path, beams: int, batch_size: int) -> list[str]:
+        """See `Peer`."""
+        (model,) = self.folder.glob("model_step_*.pt")
+        return [
+            *(str(Path(self.command).with_name("onmt_translate")), "-model", str(model)),
+            *("-src", str(source), "-output", str(output), "-beam_size", str(beams), "-batch_type", "sents"),
+            *("-batch_size", str(batch_size), "-max_length", str(MAX_LENGTH)),
+        ]
+
+
+class Eole(Peer):
+    """eole 0.6."""
+
+    name = "eole"
+    program = "eole"
+
+    def training_config(self, attention_type: str, steps: int, batch_size: int, lines: int, save: bool) -> dict:
+        """See `Peer`."""
+        recurrent = {"rnn_type": "LSTM", "layers": 1, "hidden_size": 512, "bridge": True}
+        attention = {"additive": "mlp"}.get(attention_type, attention_type)
+        return {
+            "data": _training_texts(),
+            "src_vocab": "vocabulary",
+            "tgt_vocab": "vocabulary",
+            "share_vocab": True,
+            "save_data": "data",
+            "overwrite": True,
+            "report_every": REPORT_EVERY,
+            "training": {
+                "optim": "adam",
+                "learning_rate": 0.001,
+                "max_grad_norm": 5,
+                "dropout": [0.0],
+                "attention_dropout": [0.0],
+                "batch_type": "sents",
+                "batch_size": batch_size,
+                "bucket_size": lines,
+                "num_workers": 0,
+                "train_steps": steps,
+                "save_checkpoint_steps": steps if save else 10 * steps,
+                "valid_steps": 10 * steps,
+                "model_path": "model",
+                "compute_dtype": "fp32",
+                "world_size": 1,
+                "gpu_ranks": [],
+            },
+            "model": {
+                "architecture": "rnn",
+                "input_feed": 1,
+                "share_embeddings": True,
+                "embeddings": {"word_vec_size": 256, "src_word_vec_size": 256, "tgt_word_vec_size": 256},
+                "hidden_size": 512,
+                "encoder": {"encoder_type": "brnn", **recurrent},
+                "decoder": {"decoder_type": "rnn", "global_attention": attention, **recurrent},
+            },
+        }
+
+    def training_command(self) -> list[str]:
+        """See `Peer`."""
+        return [self.command, "train", "--config"]
+
+    def translation_command(self, source: Path, output: Path, beams: int, batch_size: int) -> list[str]:
+        """See `Peer`."""
+        return [
+            *(self.command, "predict", "--model_path", str(self.folder / "model"), "--src", str(source)),
+            *("--output", str(output), "--beam_size", str(beams), "--batch_type", "sents"),
+            *("--batch_size", str(batch_size), "--max_length", str(MAX_LENGTH)),
+        ]
+
+
+PEERS = {peer.name: peer for peer in (OpenNMT, Eole)}

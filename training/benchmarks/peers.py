@@ -154,9 +154,8 @@ class Peer:
         tail: list[str] = []
         for line in process.stdout:
             tail = [*tail[-30:], line]
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                times = process.cpu_times()
-                on_line(line, time.perf_counter(), times.user + times.system)
+            times = process.cpu_times()
+            on_line(line, time.perf_counter(), times.user + times.system)
         _, status, usage = os.wait4(process.pid, 0)
         if status:
             raise RuntimeError(f"{' '.join(command)} failed:\n{''.join(tail)}")

@@ -16,7 +16,8 @@ Pairs = list[tuple[str, str]]
 MULTI30K, FRENCH = "multi30k", "sigmorphon2020_g2p"
 _FILES = {MULTI30K: ("train.tsv", "test_2016_flickr.tsv"), FRENCH: ("fre_train.tsv", "fre_test.tsv")}
 _SOURCES = {MULTI30K: "Multi30k, English to German", FRENCH: "SIGMORPHON 2020, French"}
-PAD, EOS = 0, 2
+PAD = 0
+_INVENTED = {MULTI30K: (29000, 1000), FRENCH: (3600, 450)}  # training and test pairs
 
 
 @functools.cache
@@ -34,6 +35,7 @@ def read(name: str) -> tuple[Pairs, Pairs, str]:
 
 def _invent(name: str) -> tuple[Pairs, Pairs]:
     generator = random.Random(0)
+    training, test = _INVENTED[name]
     letters = "etaoinshrdlucmfwypvbgkqjxz"
 
     def word(mean: float) -> str:
@@ -41,16 +43,16 @@ def _invent(name: str) -> tuple[Pairs, Pairs]:
         return "".join(generator.choices(letters, range(52, 0, -2), k=length))
 
     if name == FRENCH:
-        pairs = [(word(8), " ".join(word(6))) for _ in range(4050)]
-        return pairs[:3600], pairs[3600:]
+        pairs = [(word(8), " ".join(word(6))) for _ in range(training + test)]
+        return pairs[:training], pairs[training:]
     words = [word(5) for _ in range(9000)]
     frequencies = [1 / (rank + 3) for rank in range(len(words))]
 
     def sentence(mean: float) -> str:
         return " ".join(generator.choices(words, frequencies, k=max(4, round(generator.gauss(mean, 4))))) + " ."
 
-    pairs = [(sentence(12), sentence(11)) for _ in range(30000)]
-    return pairs[:29000], pairs[29000:]
+    pairs = [(sentence(12), sentence(11)) for _ in range(training + test)]
+    return pairs[:training], pairs[training:]
 
 
 @functools.cache

@@ -26,6 +26,7 @@ CASES = [
     {"attention_type": "scaled_dot", "attention_heads": 4, "attention_values": "projected", "context_gate": True},
     {"attention_span": "local_p", "attention_window": 2},
     {"attention_selection": "monotonic", "monotonic_chunk_size": 3, "attention_query": "previous_state"},
+    {"attention_selection": "hard", "attention_type": "general"},
     {"decoder_vocab_size": None, "tie_word_embeddings": True},
 ]
 

@@ -40,7 +40,7 @@ class TranslateArguments(CommonArguments):
         default_factory=lambda: list(SEARCHES), metadata={"help": f"of {', '.join(map(repr, SEARCHES))}"}
     )
     variants: list[str] = field(default_factory=lambda: list(VARIANTS), metadata={"help": f"of {', '.join(VARIANTS)}"})
-    sentences: int = field(default=256, metadata={"help": "in batches of 64; one by one, an eighth of it"})
+    sentences: int = field(default=256, metadata={"help": "in batches of 64; one by one, a quarter of it"})
     peer: list[str] = field(
         default_factory=list, metadata={"help": f"NAME=FOLDER of a virtual environment with it; of {', '.join(PEERS)}"}
     )
@@ -106,7 +106,7 @@ def run(arguments: TranslateArguments) -> None:
     cases = {}
     for search in arguments.searches:
         beams, batch_size = SEARCHES[search]
-        sentences = arguments.sentences if batch_size > 1 else max(1, arguments.sentences // 8)
+        sentences = arguments.sentences if batch_size > 1 else max(1, arguments.sentences // 4)
         options = {"beams": beams, "batch_size": batch_size, "sentences": sentences, "model": arguments.model}
         for variant in arguments.variants:
             cases[f"{search}, {variant}"] = partial(

@@ -27,6 +27,7 @@ CASES = [
     {"attention_span": "local_p", "attention_window": 2},
     {"attention_selection": "monotonic", "monotonic_chunk_size": 3, "attention_query": "previous_state"},
     {"attention_selection": "hard", "attention_type": "general"},
+    {"copy_mechanism": "pointer_generator", "decoder_vocab_size": None},
     {"decoder_vocab_size": None, "tie_word_embeddings": True},
 ]
 

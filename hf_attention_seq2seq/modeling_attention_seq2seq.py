@@ -48,8 +48,8 @@ from .mixtures import Mixture
 from .monotonic import MonotonicAlignment
 from .pointer import Copying, copying_logits, copying_loss, known_tokens
 from .publishing import Published
-from .ragged import decode_ragged
 from .quantization import quantize_int8, take_quantization, use_int8_modules
+from .ragged import decode_ragged
 from .scoring import Score
 
 DEFAULT_MAX_LENGTH = 256  # the library's own default, 20 tokens, would cut translations without a word

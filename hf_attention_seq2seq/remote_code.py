@@ -39,8 +39,8 @@ from .pooling import AttentionPooling
 from .presets import PRESETS
 from .publishing import VERSION
 from .pyramidal import PyramidalEncoder
-from .ragged import decode_ragged
 from .quantization import quantize_int8
+from .ragged import decode_ragged
 from .readouts import READOUTS
 from .recurrent import RecurrentLayer
 from .scoring import SCORES

@@ -29,6 +29,9 @@ DECIDED_ELSEWHERE = {
 }
 
 
+FIRST_TAG = 4  # what is no padding, beginning, end or unknown word, in a vocabulary that is not there yet
+
+
 @dataclass
 class TokenizerArguments:
     """How each side is cut into tokens."""
@@ -223,6 +226,10 @@ class Recipe:
         fields = {name: value for name, value in vars(self.model).items() if value is not None}
         preset = fields.pop("preset", None)
         fields.pop("model_name_or_path", None)
+        if fields.get("encoder_type") == "hierarchical":
+            if self.data.source_separator is None:
+                raise ValueError("encoder_type='hierarchical' needs a source_separator, in the section data.")
+            decided.setdefault("sentence_separator_token_id", FIRST_TAG)
         if preset is None:
             return AttentionSeq2SeqConfig(**fields, **decided)
         return AttentionSeq2SeqConfig.from_preset(preset, **fields, **decided)

@@ -13,6 +13,16 @@ From raw data to `datasets.Dataset`s of text pairs. The three usual ways to give
     dataset_config_name: de-en
     source_column: translation.de
     target_column: translation.en
+
+Sources of several parts, with a special token between them:
+
+    source_column: turns                             # of a dialogue: a list of texts, the last one is answered
+    target_column: response
+    source_separator: <sep>
+
+    source_column: document                          # cut where sentences end, see `split_sentences`
+    source_separator: <sep>
+    split_sentences: true
 """
 
 from __future__ import annotations
@@ -44,7 +54,7 @@ TRAIN, VALIDATION = ("train", ""), ("validation", "")
 TABLES = (".tsv", ".csv", ".jsonl", ".json")
 PAIR = Features({name: Value("string") for name in ("source", "target", "group")})
 SHOWN = 10  # broken rows, in a message
-Values = list[str] | str  # what stands in the columns of a row; or, as a string, what is wrong with it
+Values = list[Any] | str  # texts, or lists of texts: what stands in the columns of a row; or, as a string, what is wrong with it
 
 
 class DataError(ValueError):
@@ -82,6 +92,14 @@ class DataArguments:
     tags_separator: str = _option("between tags", ";")
     source_prefix: str | None = _option("put in front of each source and its tags; may hold {language}")
     target_prefix: str | None = _option("put in front of each target and reference; may hold {language}")
+    source_separator: str | None = _option(
+        "special token between the parts of a source: of a list of texts, such as the turns of a dialogue, or sentences"
+    )
+    split_sentences: bool = _option(
+        "put source_separator between the sentences of each source: after . ! ? (and a closing quote or bracket) in "
+        "front of a space and anything but a small letter",
+        False,
+    )
     validation_rows: int | None = _option(
         "without validation data, so many training rows are held out, all rows of a source together; "
         "default: a twentieth, at most 1000; none when streaming"
@@ -193,6 +211,7 @@ def load_text_data(arguments: DataArguments) -> TextData:
     for name, rows in {"training data": train, "validation data": validation, **tests}.items():
         report += [f"{name}: {len(rows):,} rows in use"] if isinstance(rows, Dataset) else []
     tags = set(readings[TRAIN].tags) if TRAIN in readings else set()
+    tags |= {arguments.source_separator} - {None}
     for language in arguments.languages or [""]:
         for prefix in (arguments.source_prefix, arguments.target_prefix):
             tags.update(re.findall(r"<[^<>\s]+>", (prefix or "").replace("{language}", language)))
@@ -225,6 +244,11 @@ def _problems(arguments: DataArguments) -> Iterator[str]:
     for option in ("source_prefix", "target_prefix"):
         if "{language}" in (getattr(arguments, option) or "") and not languages:
             yield f"{option}={getattr(arguments, option)!r} needs languages"
+    separator = arguments.source_separator
+    if separator is not None and not re.fullmatch(r"<[^<>\s]+>", separator):
+        yield f"source_separator={separator!r} is not allowed; it is a token such as <sep>"
+    if arguments.split_sentences and separator is None:
+        yield "split_sentences needs a source_separator, such as <sep>"
     if len(set(languages)) < len(languages):
         yield f"languages={languages} has one twice"
     if not arguments.tags_separator:
@@ -316,6 +340,7 @@ class _Reading:
             )
             for place, values in _rows_of(part, options.columns):
                 self.read += 1
+                values = self._joined(values)
                 fault = values if isinstance(values, str) else next(filter(None, map(_fault, values)), None)
                 source, target, *tags = ("", "") if fault else (value.strip() for value in values)
                 fault = fault or ("empty source" if not source else "" if target else "empty target")
@@ -330,6 +355,25 @@ class _Reading:
                     self.tags.update(tags)
                     source, target = source_prefix + "".join(tags) + source, target_prefix + target
                     yield {"source": source, "target": target, "group": part.group}
+
+    def _joined(self, values: Values) -> Values:
+        """The same with a source that is one text, its parts joined by the separator."""
+        separator = self.arguments.source_separator
+        if isinstance(values, str):
+            return values
+        for place, (column, value) in enumerate(zip(self.arguments.columns, values)):
+            if isinstance(value, list) and (place or separator is None):
+                hint = "" if place else "; a source that is a list of texts needs a source_separator"
+                return f"{column!r} is no string but list{hint}"
+        if separator is None:
+            return values
+        source, *others = values
+        parts = [source] if isinstance(source, str) else source
+        if any(separator in part for part in parts):
+            return f"the source has {separator} in it, which is the source_separator"
+        if self.arguments.split_sentences:
+            parts = [sentence for part in parts for sentence in sentences_of(part)]
+        return [f" {separator} ".join(filter(None, map(str.strip, parts))), *others]
 
     def _drop_reason(self, source: str, target: str) -> str | None:
         if self.split != "train":
@@ -492,10 +536,24 @@ def _entries(row: Any, columns: list[str]) -> Values:
                 known = ", ".join(value) if isinstance(value, dict) else "no names"
                 return f"no {column!r}: there are {known}"
             value = value[name]
-        if not isinstance(value, str):
+        if not isinstance(value, str) and not _is_list_of_texts(value):
             return f"{column!r} is no string but {type(value).__name__}"
         values.append(value)
     return values
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def sentences_of(text: str) -> list[str]:
+    """
+    The text cut where sentences seem to end: after a full stop, exclamation or question mark, which a quotation mark or
+    bracket may close, in front of white space and anything but a small letter.
+    """
+    places = [match.end() for match in re.finditer(r"[.!?]+[\"')\]”’]*\s+", text)]
+    places = [place for place in places if not text[place : place + 1].islower()]
+    return [text[start:end].strip() for start, end in zip([0, *places], [*places, len(text)]) if text[start:end].strip()]
 
 
 # Sets of rows

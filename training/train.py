@@ -100,6 +100,8 @@ def make_model(recipe: Recipe, tokenizer: AttentionSeq2SeqTokenizer) -> Attentio
             "decoder_vocab_size": tokenizer.target_vocab_size if tokenizer.separate_vocabs else None,
             "max_unknown_words": tokenizer.max_unknown_words,
         }
+        if recipe.model.encoder_type == "hierarchical":
+            decided["sentence_separator_token_id"] = tokenizer.convert_tokens_to_ids(recipe.data.source_separator)
         model = AttentionSeq2SeqForConditionalGeneration(recipe.configuration(**decided))
     generation = model.generation_config
     generation._from_model_config = False  # it says more than the configuration

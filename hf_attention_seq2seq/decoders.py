@@ -214,7 +214,7 @@ class RecurrentDecoder(nn.Module):
         with_weights: bool,
     ) -> DecoderOutput:
         steps = []
-        with shared_gradients(embeddings.device):
+        with shared_gradients(embeddings):
             for index, embedding in enumerate(embeddings.unbind(dim=1)):
                 old = state
                 state, step = self._step(embedding, memory, state, with_weights)

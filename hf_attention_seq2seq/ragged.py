@@ -53,7 +53,7 @@ def decode_ragged(
     embeddings, memory = embeddings.index_select(0, order), memory.select(order)
     state = state.map(lambda tensor: tensor.index_select(0, order))
     outputs = []
-    with shared_gradients(embeddings.device):
+    with shared_gradients(embeddings):
         for number, start, end in stretches:
             if number < memory.rows:
                 memory = memory.first(number)

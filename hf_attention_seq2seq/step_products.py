@@ -24,18 +24,23 @@ _SHARED: ContextVar[dict[tuple, tuple] | None] = ContextVar("shared", default=No
 
 
 @contextmanager
-def shared_gradients(device: torch.device) -> Iterator[None]:
+def shared_gradients(inputs: Tensor) -> Iterator[None]:
     """
     Within it, the products of this module share the gradients of equal matrices (the same tensor object). Inside of
     another one it changes nothing.
 
-    On the CPU only: elsewhere it is the number of kernels that counts, which torch keeps lower. Nor under autocast,
-    whose copies of the matrices have a dtype of their own.
+    On the CPU only: elsewhere it is the number of kernels that counts, which torch keeps lower. Nor in half precision,
+    where another order of the same operations gives other results, or under autocast, whose copies of the matrices
+    have a dtype of their own.
+
+    Args:
+        inputs: what the steps read; their device and dtype count.
     """
     wanted = (
-        device.type == "cpu"
+        inputs.device.type == "cpu"
+        and inputs.dtype in (torch.float32, torch.float64)
         and torch.is_grad_enabled()
-        and not torch.is_autocast_enabled(device.type)
+        and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
     )

@@ -19,8 +19,6 @@ from hf_attention_seq2seq.step_products import (
 
 from .helpers import SCORED, tiny_model
 
-CPU = torch.device("cpu")
-
 
 def batch(rows: int = 5, longest: int = 7):
     """Sources and labels of many lengths; the last row has no label, and there is a hole in the first."""
@@ -214,7 +212,7 @@ def test_gradients_agree_with_finite_differences():
     tensors = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in names.values()]
 
     def steps(x, h, c, w, u, b, d, m):
-        with shared_gradients(CPU):
+        with shared_gradients(torch.zeros(1)):
             for _ in range(2):
                 h, c = step_lstm_cell(x, (h, c), w, u, b, d)
                 query = h.reshape(3, 2, 1, 2)
@@ -229,7 +227,7 @@ def test_the_functions_are_those_of_torch_inside_and_outside():
     torch.manual_seed(0)
     linear = nn.Linear(4, 8).double()
     inputs, memory = torch.randn(2, 3, 4).double(), torch.randn(2, 1, 4, 5).double().requires_grad_()
-    for context in (contextlib.nullcontext(), shared_gradients(CPU)):
+    for context in (contextlib.nullcontext(), shared_gradients(torch.zeros(1))):
         with context:
             torch.testing.assert_close(step_projection(linear, inputs), linear(inputs))
             torch.testing.assert_close(step_linear(inputs, linear.weight), F.linear(inputs, linear.weight))

@@ -219,7 +219,10 @@ def test_frequency_and_size_limits():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "wordpiece"}, "model='wordpiece' is unknown; allowed are 'bpe', 'unigram', 'word', 'char'"),
+        (
+            {"model": "wordpiece"},
+            "model='wordpiece' is unknown; allowed are 'bpe', 'unigram', 'word', 'text_word', 'char'",
+        ),
         ({"target_model": "x"}, "model='x' is unknown"),
         ({"normalization": "nfc"}, "normalization='nfc' is unknown; allowed are None, 'NFC', 'NFD', 'NFKC', 'NFKD'"),
         ({"vocab_size": 4}, "vocab_size=4 is not allowed; it must be an integer of at least 5"),

@@ -96,7 +96,9 @@ class EvaluationArguments:
     predict_output: str | None = field(default=None, metadata={"help": "where the translations go; else to stdout"})
     samples: int = field(default=3, metadata={"help": "validation sentences shown, with alignments, at evaluations"})
     title: str | None = field(default=None, metadata={"help": "title of the model card"})
-    task: str = field(default="translation", metadata={"help": "the card's: " + ", ".join(TASKS), "choices": list(TASKS)})
+    task: str = field(
+        default="translation", metadata={"help": "the card's: " + ", ".join(TASKS), "choices": list(TASKS)}
+    )
     source_language: list[str] = field(default_factory=list, metadata={"help": "language codes for the card"})
     license: str | None = field(default=None, metadata={"help": "licence for the card"})
     data_name: list[str] = field(default_factory=list, metadata={"help": "names of the data for the card"})

@@ -54,7 +54,9 @@ TRAIN, VALIDATION = ("train", ""), ("validation", "")
 TABLES = (".tsv", ".csv", ".jsonl", ".json")
 PAIR = Features({name: Value("string") for name in ("source", "target", "group")})
 SHOWN = 10  # broken rows, in a message
-Values = list[Any] | str  # texts, or lists of texts: what stands in the columns of a row; or, as a string, what is wrong with it
+Values = (
+    list[Any] | str
+)  # texts, or lists of texts: what stands in the columns of a row; or, as a string, what is wrong with it
 
 
 class DataError(ValueError):
@@ -553,7 +555,9 @@ def sentences_of(text: str) -> list[str]:
     """
     places = [match.end() for match in re.finditer(r"[.!?]+[\"')\]”’]*\s+", text)]
     places = [place for place in places if not text[place : place + 1].islower()]
-    return [text[start:end].strip() for start, end in zip([0, *places], [*places, len(text)]) if text[start:end].strip()]
+    return [
+        text[start:end].strip() for start, end in zip([0, *places], [*places, len(text)]) if text[start:end].strip()
+    ]
 
 
 # Sets of rows

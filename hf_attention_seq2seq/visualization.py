@@ -280,8 +280,8 @@ def plot_document(
     lengths, weighted = [len(words) for words in sentences], [len(weights) for weights in word_weights]
     if not sum(lengths) or lengths != weighted or len(sentence_weights) != len(lengths):
         raise ValueError(
-            f"There are sentences of {lengths} words, weights for {weighted} words and {len(sentence_weights)} weights "
-            "for sentences; there must be words, and a weight for each."
+            f"There are sentences of {lengths} words, weights for {weighted} words and {len(sentence_weights)} "
+            "weights for sentences; there must be words, and a weight for each."
         )
     text = "".join(word for words in sentences for word in words) + (title or "")
     families, missing = _fonts_for({*text, "\u25cc"})

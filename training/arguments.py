@@ -97,7 +97,7 @@ class EvaluationArguments:
     samples: int = field(default=3, metadata={"help": "validation sentences shown, with alignments, at evaluations"})
     title: str | None = field(default=None, metadata={"help": "title of the model card"})
     task: str = field(
-        default="translation", metadata={"help": "the card's: " + ", ".join(TASKS), "choices": list(TASKS)}
+        default="translation", metadata={"help": f"task of the model card: {', '.join(TASKS)}", "choices": list(TASKS)}
     )
     source_language: list[str] = field(default_factory=list, metadata={"help": "language codes for the card"})
     license: str | None = field(default=None, metadata={"help": "licence for the card"})

@@ -6,8 +6,8 @@ Which section of the archive does a package belong to? Hierarchical attention (Y
 Trains `AttentionSeq2SeqForSequenceClassification` with the library's Trainer on the descriptions of Debian packages,
 cut into sentences, and a logistic regression on TF-IDF weights of words (its `C` chosen on the validation data; it
 needs scikit-learn). Into the output folder go the model, `results.json`, `table.md`, and `document.png` with the
-weights of the words and sentences of one test document. All sections are kept, those with very few rows too; macro F1 is the mean
-over the sections of the test set.
+weights of the words and sentences of one test document. All sections are kept, those with very few
+rows too; macro F1 is the mean over the sections of the test set.
 """
 
 from __future__ import annotations

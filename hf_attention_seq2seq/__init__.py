@@ -36,7 +36,7 @@ from .quantization import quantize_int8
 from .scoring import Score, register_score
 from .tokenization_attention_seq2seq import AttentionSeq2SeqTokenizer
 from .unknown_words import learn_lexicon, repeated_and_untranslated, replace_unknown
-from .visualization import animate_alignment, plot_alignment
+from .visualization import animate_alignment, plot_alignment, plot_document
 
 __version__ = VERSION
 
@@ -80,6 +80,7 @@ __all__ = [
     "learn_lexicon",
     "parse_pharaoh",
     "plot_alignment",
+    "plot_document",
     "quantize_int8",
     "register",
     "register_score",

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Inches, and points of text. Long sequences have smaller cells: LARGEST_SIDE is without labels.
 CELL, LARGEST_SIDE, LARGEST_TEXT, SMALLEST_TEXT = 0.32, 20.0, 10.0, 5.0
 PANELS_IN_A_ROW = 4
+CHARACTERS_IN_A_LINE = 100
 
 
 def read_alignment(alignment: Mapping[str, Any]) -> tuple[list[str], list[str], torch.Tensor]:
@@ -245,4 +246,70 @@ def animate_alignment(
     )
 
 
-__all__ = ["animate_alignment", "plot_alignment", "read_alignment"]
+def plot_document(
+    sentences: Sequence[Sequence[str]],
+    word_weights: Sequence[Sequence[float]],
+    sentence_weights: Sequence[float],
+    path: str | PathLike | None = None,
+    title: str | None = None,
+) -> Figure:
+    """
+    Draws what a hierarchical classifier attended to in a document, as in figure 5 of Yang 2016: red in front of each
+    sentence is its weight, blue behind a word is its weight in the sentence times the square root of the sentence's,
+    so that words of sentences that do not matter are pale.
+
+    Args:
+        sentences: the words of each sentence.
+        word_weights: for each word its part of its sentence.
+        sentence_weights: for each sentence its part of the document.
+        path: where to save the picture; the format follows from its ending.
+        title: written above.
+
+    Returns:
+        the matplotlib figure.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: there is no word, or the weights are not as many as the words or sentences.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+    except ImportError as error:
+        raise ImportError("Pictures of documents need matplotlib: pip install matplotlib.") from error
+    lengths, weighted = [len(words) for words in sentences], [len(weights) for weights in word_weights]
+    if not sum(lengths) or lengths != weighted or len(sentence_weights) != len(lengths):
+        raise ValueError(
+            f"There are sentences of {lengths} words, weights for {weighted} words and {len(sentence_weights)} "
+            "weights for sentences; there must be words, and a weight for each."
+        )
+    text = "".join(word for words in sentences for word in words) + (title or "")
+    families, missing = _fonts_for({*text, "\u25cc"})
+    styles = {"fontfamily": ["monospace", *families], "parse_math": False, "va": "center", "fontsize": LARGEST_TEXT}
+    figure = Figure(layout="constrained")
+    axis = figure.subplots()
+    left = column = 3.0
+    line = 0
+    for words, weights, sentence_weight in zip(sentences, word_weights, sentence_weights):
+        axis.add_patch(Rectangle((0, line), 2, 0.9, color=(1.0, 0.0, 0.0, min(float(sentence_weight), 1.0))))
+        for word, weight in zip(words, weights):
+            label = _label(word, missing)
+            width = _width([label]) / 0.6 + 1  # in letters
+            if column + width > CHARACTERS_IN_A_LINE and column > left:
+                line, column = line + 1, left
+            strength = min(float(weight) * math.sqrt(float(sentence_weight)), 1.0)
+            axis.add_patch(Rectangle((column, line), width, 0.9, color=(0.2, 0.4, 1.0, strength)))
+            axis.text(column + 0.5, line + 0.45, label, **styles)
+            column += width
+        line, column = line + 1, left
+    axis.set(xlim=(0, CHARACTERS_IN_A_LINE), ylim=(line, 0))
+    axis.axis("off")
+    figure.set_size_inches(CHARACTERS_IN_A_LINE * LARGEST_TEXT * 0.62 / 72, 0.5 + 0.25 * line)
+    if title:
+        figure.suptitle(_label(title, missing), fontfamily=families, parse_math=False)
+    if path is not None:
+        figure.savefig(path, dpi=150)
+    return figure
+
+
+__all__ = ["animate_alignment", "plot_alignment", "plot_document", "read_alignment"]

@@ -95,7 +95,7 @@ class DataArguments:
     source_prefix: str | None = _option("put in front of each source and its tags; may hold {language}")
     target_prefix: str | None = _option("put in front of each target and reference; may hold {language}")
     source_separator: str | None = _option(
-        "special token between the parts of a source: of a list of texts, such as the turns of a dialogue, or sentences"
+        "special token between the parts of a source: the texts of a list, such as the turns of a dialogue; sentences"
     )
     split_sentences: bool = _option(
         "put source_separator between the sentences of each source: after . ! ? (and a closing quote or bracket) in "
@@ -550,8 +550,8 @@ def _is_list_of_texts(value: Any) -> bool:
 
 def sentences_of(text: str) -> list[str]:
     """
-    The text cut where sentences seem to end: after a full stop, exclamation or question mark, which a quotation mark or
-    bracket may close, in front of white space and anything but a small letter.
+    The text cut where sentences seem to end: after a full stop, exclamation or question mark, which a quotation mark
+    or bracket may close, in front of white space and anything but a small letter.
     """
     places = [match.end() for match in re.finditer(r"[.!?]+[\"')\]”’]*\s+", text)]
     places = [place for place in places if not text[place : place + 1].islower()]

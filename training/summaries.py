@@ -81,7 +81,7 @@ def words_of(options: dict) -> list[str]:
 
 
 def repeated_trigrams(texts: Iterable[str]) -> float:
-    """Percentage of the trigrams of words, in all texts together, that their own text has had before; 0 without any."""
+    """Percentage of the trigrams of words in all texts that their own text has had before; 0 without trigrams."""
     total = repeated = 0
     for text in texts:
         words = text.lower().split()

@@ -22,7 +22,7 @@ class _Extended:
             weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
             cell = type(self).shared_cell if shares_gradients() else type(self).cell
             return cell(inputs, state, *weights)
-        if lengths is None:
+        if lengths is None or bool((lengths == inputs.shape[1]).all()):  # the whole-sequence kernels are faster
             return super().forward(inputs, state)
         packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
         outputs, last = super().forward(packed)

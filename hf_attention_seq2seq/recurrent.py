@@ -22,8 +22,11 @@ class _Extended:
             weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
             cell = type(self).shared_cell if shares_gradients() else type(self).cell
             return cell(inputs, state, *weights)
-        if lengths is None or bool((lengths == inputs.shape[1]).all()):  # the whole-sequence kernels are faster
+        if lengths is None:
             return super().forward(inputs, state)
+        if bool((lengths == inputs.shape[1]).all()):  # nothing to pack, and kernels for whole sequences are faster
+            outputs, last = super().forward(inputs)
+            return outputs.contiguous(), last  # by sentence, so that no step of the decoder has to turn it round
         packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
         outputs, last = super().forward(packed)
         return pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])[0], last

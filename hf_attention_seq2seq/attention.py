@@ -42,6 +42,7 @@ class PreparedMemory:
             that is summed over positions.
         stays_soft: `(batch,)` bool, the sentences that REINFORCE reads the expected contexts of in this batch.
         source_ids: `(batch, source)` int64, where tokens stand in the padded input; `None` if nothing is copied.
+        first_places: `(batch, source)` int64, where each of these tokens stands for the first time, or `None`.
         sentence_keys, sentence_mask, sentence_index: of hierarchical attention the keys `(batch, heads, sentences,
             key_size)`, which sentences there are, `(batch, sentences)` bool, and the number of each word's sentence,
             `(batch, source)` int64.
@@ -56,6 +57,7 @@ class PreparedMemory:
     readout_parts: Tensor | None = None
     stays_soft: Tensor | None = None
     source_ids: Tensor | None = None
+    first_places: Tensor | None = None
     sentence_keys: Tensor | None = None
     sentence_mask: Tensor | None = None
     sentence_index: Tensor | None = None

@@ -17,7 +17,7 @@ from .encoders import EncoderOutput
 from .hard_attention import Choice, InferenceNetwork
 from .layout import PaddingLayout
 from .mixtures import Mixture
-from .pointer import Copying, PointerGenerator
+from .pointer import Copying, PointerGenerator, first_places
 from .readouts import READOUTS
 from .recurrent import RecurrentLayer
 from .step_products import shared_gradients
@@ -105,7 +105,8 @@ class RecurrentDecoder(nn.Module):
         if encoder.sentence_states is not None:
             encoder = replace(encoder, sentence_states=self._drop(encoder.sentence_states, self.memory_dropout))
         memory = self.attention.prepare(states, PaddingLayout.from_mask(mask), encoder)
-        memory = replace(memory, source_ids=encoder.source_ids)
+        if self.pointer is not None:
+            memory = replace(memory, source_ids=encoder.source_ids, first_places=first_places(encoder.source_ids))
         if not self.sums_places:
             return memory
         return replace(memory, readout_parts=self.readout.context_part(memory.values.squeeze(1)))
@@ -154,8 +155,9 @@ class RecurrentDecoder(nn.Module):
             started = state.steps > 0
             output = replace(output, mixture=replace(mixture, mask=mask, chain=state.chain, started=started))
         if self.pointer is not None:
-            parts = (output.contexts, output.layer_states[-1], embeddings, output.weights, memory.source_ids)
-            output = replace(output, copying=self.pointer(*parts))
+            parts = (output.contexts, output.layer_states[-1], embeddings, output.weights)
+            copying = self.pointer(*parts, memory.source_ids, memory.first_places)
+            output = replace(output, copying=copying)
         return output
 
     def _mixture(self, output: DecoderOutput, embeddings: Tensor, memory: PreparedMemory) -> Mixture:

@@ -88,6 +88,20 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
 
+def recurrent_layers(config: AttentionSeq2SeqConfig, first_size: int, inner_size: int) -> nn.ModuleList:
+    """The recurrent layers of an encoder: the first reads `first_size` values at a position, others `inner_size`."""
+    directions = 2 if config.encoder_bidirectional else 1
+    return nn.ModuleList(
+        RecurrentLayer(
+            config.rnn_type,
+            first_size if index == 0 else inner_size,
+            config.memory_size // directions,
+            bidirectional=config.encoder_bidirectional,
+        )
+        for index in range(config.encoder_layers)
+    )
+
+
 class RecurrentEncoder(Encoder):
     """A stack of recurrent layers (`encoder_type="rnn"`), over embeddings or inputs of another size."""
 
@@ -96,16 +110,7 @@ class RecurrentEncoder(Encoder):
         self.dropout = config.dropout
         self.residual = config.residual
         self.reverse = config.reverse_source
-        directions = 2 if config.encoder_bidirectional else 1
-        self.layers = nn.ModuleList(
-            RecurrentLayer(
-                config.rnn_type,
-                (input_size or config.embedding_size) if index == 0 else config.memory_size,
-                config.memory_size // directions,
-                bidirectional=config.encoder_bidirectional,
-            )
-            for index in range(config.encoder_layers)
-        )
+        self.layers = recurrent_layers(config, input_size or config.embedding_size, config.memory_size)
 
     def forward(
         self, embeddings: Tensor, mask: Tensor, output_hidden_states: bool = False, output_attentions: bool = False

@@ -54,7 +54,7 @@ class PointerGenerator(nn.Module):
         self.leaves_over = config.attention_selection == "monotonic"
 
     def forward(
-        self, contexts: Tensor, states: Tensor, embeddings: Tensor, weights: Tensor, source_ids: Tensor
+        self, contexts: Tensor, states: Tensor, embeddings: Tensor, weights: Tensor, source_ids: Tensor, first: Tensor
     ) -> Copying:
         """
         Args:
@@ -63,6 +63,7 @@ class PointerGenerator(nn.Module):
             embeddings: `(rows, target_length, embedding_size)` of the previous words.
             weights: `(rows, heads, target_length, source_length)`, at the places of `source_ids`.
             source_ids: `(sentences, source_length)`; `rows` is a multiple of `sentences`.
+            first: `first_places(source_ids)`.
         """
         precise = torch.promote_types(weights.dtype, torch.float32)
         gate = self.gate(torch.cat((contexts, states, embeddings), dim=-1)).squeeze(-1).to(precise)
@@ -77,11 +78,15 @@ class PointerGenerator(nn.Module):
             weights = weights / torch.where(looks, total, 1.0).unsqueeze(-1)
             log_generate = torch.where(looks, log_generate, 0.0)
         copied = torch.sigmoid(-gate).unsqueeze(-1) * weights
-        first = (source_ids.unsqueeze(-1) == source_ids.unsqueeze(-2)).byte().argmax(dim=-1)
         repeats = len(weights) // len(source_ids)
         first, source_ids = (ids.repeat_interleave(repeats, dim=0) for ids in (first, source_ids.long()))
         mass = torch.zeros_like(copied).scatter_add(-1, first.unsqueeze(1).expand_as(copied), copied)
         return Copying(log_generate, mass, source_ids)
+
+
+def first_places(source_ids: Tensor) -> Tensor:
+    """Where each token stands for the first time in its sentence, `(batch, source_length)` int64."""
+    return (source_ids.unsqueeze(-1) == source_ids.unsqueeze(-2)).byte().argmax(dim=-1)
 
 
 def log_mixture(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from .configuration_attention_seq2seq import AttentionSeq2SeqConfig
-from .encoders import Encoder, EncoderOutput
+from .encoders import Encoder, EncoderOutput, recurrent_layers
 from .layout import PaddingLayout
-from .recurrent import RecurrentLayer
 
 
 class PyramidalEncoder(Encoder):
@@ -25,16 +24,7 @@ class PyramidalEncoder(Encoder):
         super().__init__()
         self.dropout = config.dropout
         self.tokens_per_position = config.tokens_per_position
-        directions = 2 if config.encoder_bidirectional else 1
-        self.layers = nn.ModuleList(
-            RecurrentLayer(
-                config.rnn_type,
-                config.embedding_size if index == 0 else 2 * config.memory_size,
-                config.memory_size // directions,
-                bidirectional=config.encoder_bidirectional,
-            )
-            for index in range(config.encoder_layers)
-        )
+        self.layers = recurrent_layers(config, config.embedding_size, 2 * config.memory_size)
 
     def memory_mask(self, mask: Tensor) -> Tensor:
         """See `Encoder.memory_mask`."""

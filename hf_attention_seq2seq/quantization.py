@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from .configuration_attention_seq2seq import QUANTIZATIONS
 from .decoders import RecurrentDecoder
 from .loading import REPOSITORY_OPTIONS
+from .recurrent import gru_gates
 
 if TYPE_CHECKING:
     from .modeling_attention_seq2seq import AttentionSeq2SeqPreTrainedModel
@@ -151,18 +152,11 @@ def _lstm(mapped: Tensor, from_hidden: Tensor, state: tuple[Tensor, Tensor]) -> 
     return shown.sigmoid() * cell.tanh(), cell
 
 
-def _gru(mapped: Tensor, from_hidden: Tensor, state: Tensor) -> Tensor:
-    reset, update, new = mapped.chunk(3, dim=1)
-    reset_hidden, update_hidden, new_hidden = from_hidden.chunk(3, dim=1)
-    new = (new + (reset + reset_hidden).sigmoid() * new_hidden).tanh()
-    return torch.lerp(new, state, (update + update_hidden).sigmoid())
-
-
 def _rnn(mapped: Tensor, from_hidden: Tensor, state: Tensor) -> Tensor:
     return (mapped + from_hidden).tanh()
 
 
-_CELLS = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _rnn}
+_CELLS = {"LSTM": _lstm, "GRU": gru_gates, "RNN_TANH": _rnn}
 
 
 def use_int8_modules(model: nn.Module) -> None:

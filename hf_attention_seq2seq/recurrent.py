@@ -32,11 +32,16 @@ class _Extended:
         return pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])[0], last
 
 
-def _shared_gru_cell(inputs: Tensor, state: Tensor, weight: Tensor, inner: Tensor, *biases: Tensor) -> Tensor:
-    reset, keep, new = step_linear(inputs, weight, biases[0]).chunk(3, dim=1)
-    old_reset, old_keep, old_new = step_linear(state, inner, biases[1]).chunk(3, dim=1)
+def gru_gates(from_inputs: Tensor, from_state: Tensor, state: Tensor) -> Tensor:
+    """The next state of a GRU, from what inputs and state give to its gates, each `(rows, 3 * hidden_size)`."""
+    reset, keep, new = from_inputs.chunk(3, dim=1)
+    old_reset, old_keep, old_new = from_state.chunk(3, dim=1)
     candidate = torch.tanh(new + torch.sigmoid(reset + old_reset) * old_new)
     return torch.lerp(candidate, state, torch.sigmoid(keep + old_keep))
+
+
+def _shared_gru_cell(inputs: Tensor, state: Tensor, weight: Tensor, inner: Tensor, *biases: Tensor) -> Tensor:
+    return gru_gates(step_linear(inputs, weight, biases[0]), step_linear(state, inner, biases[1]), state)
 
 
 def _shared_rnn_cell(inputs: Tensor, state: Tensor, weight: Tensor, inner: Tensor, *biases: Tensor) -> Tensor:

@@ -177,7 +177,7 @@ class CosineScore(Score):
         return F.normalize(super().project_queries(states), dim=-1, eps=1e-6)
 
     def score(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return self.strength * (step_product(queries, keys, transposed=True))
+        return self.strength * step_product(queries, keys, transposed=True)
 
 
 @register_score("additive")

@@ -28,6 +28,8 @@ from transformers import HfArgumentParser
 from hf_attention_seq2seq import AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration
 
 from . import train
+from .benchmarks.measure import peak_memory
+from .tables import directory_of, words_of
 
 HARD = {"attention_selection": "hard"}
 ROWS: dict[str, dict] = {
@@ -76,14 +78,13 @@ def train_rows(arguments: TableArguments) -> None:
     for seed in arguments.seeds:
         for language in arguments.languages if arguments.task == "inflection" else ["english"]:
             for row in arguments.rows:
-                run = folder / language / row.replace(", ", "_").replace(" ", "_") / str(seed)
+                run = folder / language / directory_of(row) / str(seed)
                 if (run / "results.json").exists():
                     continue
                 options = {**ROWS[row], "seed": seed, "num_train_epochs": arguments.epochs, "output_dir": run}
                 if arguments.task == "inflection":
                     options["languages"] = language
-                words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-                train.main([str(recipe), *words, "--disable_tqdm", "true"])
+                train.main([str(recipe), *words_of({**options, "disable_tqdm": True})])
                 write_table(folder, FIGURES[arguments.task])
     print(write_table(folder, FIGURES[arguments.task]))
 
@@ -95,7 +96,7 @@ def write_table(folder: Path, figure: str) -> str:
     for row in ROWS:
         cells = []
         for language in languages:
-            files = sorted((folder / language / row.replace(", ", "_").replace(" ", "_")).glob("*/results.json"))
+            files = sorted((folder / language / directory_of(row)).glob("*/results.json"))
             values = [json.loads(file.read_text())["test"][figure] for file in files]
             spread = f" ± {statistics.stdev(values):.1f} ({len(values)} seeds)" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "")
@@ -126,16 +127,10 @@ class TrainingStep:
 def memory_of(row: str) -> float:
     """MB that a process has to have at most for steps, above what the library and the model take."""
     step = TrainingStep(row)
-    before = most_memory()
+    before = peak_memory()
     for _ in range(3):
         step()
-    return most_memory() - before
-
-
-def most_memory() -> float:
-    """The most MB that this process has had; `resource.getrusage` would count its parent's too."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    return peak_memory() - before
 
 
 def measure_cost(arguments: TableArguments) -> str:

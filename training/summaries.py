@@ -25,6 +25,7 @@ from . import train
 from .arguments import parse_recipe
 from .data import load_text_data, sentences_of
 from .metrics import compute_metrics
+from .tables import directory_of, words_of
 
 RECIPE = Path(__file__).parent / "recipes" / "debian_synopsis.yaml"
 POINTER = {"copy_mechanism": "pointer_generator", "max_unknown_words": 100}
@@ -73,11 +74,6 @@ class TableArguments:
             "data_dir": self.data_dir,
         }
         return words_of(options)
-
-
-def words_of(options: dict) -> list[str]:
-    """Options as words of a command line, without those that are `None`."""
-    return [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
 
 
 def repeated_trigrams(texts: Iterable[str]) -> float:
@@ -131,11 +127,6 @@ def write_table(folder: Path, fixed: dict[str, dict[str, float]], references: li
     train.write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
     train.write_whole(folder / "table.md", table + "\n")
     return table
-
-
-def directory_of(row: str) -> str:
-    """The name of a row's folder."""
-    return row.replace(", ", "_").replace(" ", "_")
 
 
 def main(words: list[str] | None = None) -> None:

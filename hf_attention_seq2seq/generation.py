@@ -11,7 +11,7 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 from .cache import AttentionSeq2SeqCache
 from .checks import check_cache
 from .compat import CACHE_NAME
-from .packed import packed
+from .packed import packed_matrices
 from .search import beam_search, greedy_search, is_plain
 
 
@@ -85,7 +85,7 @@ class RecurrentGenerationMixin(GenerationMixin):
             **({} if streamer is None else {"streamer": streamer}),
         }
         if is_plain(self, **asked, **options):
-            with packed(self, len(input_ids)):
+            with packed_matrices():
                 return own_search(self, input_ids, **options)
         return library_search(input_ids, **asked, **options)
 

@@ -51,6 +51,7 @@ from .publishing import Published
 from .quantization import quantize_int8, take_quantization, use_int8_modules
 from .ragged import decode_ragged
 from .scoring import Score
+from .step_products import step_projection
 
 DEFAULT_MAX_LENGTH = 256  # the library's own default, 20 tokens, would cut translations without a word
 
@@ -706,10 +707,10 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
     def _logits(self, outputs: AttentionSeq2SeqModelOutput) -> Tensor:
         """`(rows, target_length, output_size)`; log-probabilities where words are summed over alignments or copied."""
         if outputs.copying is not None:
-            logits = self.lm_head(outputs.last_hidden_state)
+            logits = step_projection(self.lm_head, outputs.last_hidden_state)
             return copying_logits(logits, outputs.copying, self.config.max_unknown_words)
         if outputs.mixture is None:
-            return self.lm_head(outputs.last_hidden_state)
+            return step_projection(self.lm_head, outputs.last_hidden_state)
         return outputs.mixture.log_probabilities(self.lm_head)
 
     @property

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .step_products import shares_gradients, step_linear, step_lstm_cell
+from .step_products import step_linear, step_lstm_cell, uses_step_products
 
 
 class _Extended:
@@ -20,7 +20,7 @@ class _Extended:
     def forward(self, inputs, state=None, step: bool = False, lengths: Tensor | None = None):
         if step:
             weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
-            cell = type(self).shared_cell if shares_gradients() else type(self).cell
+            cell = type(self).step_cell if uses_step_products() else type(self).cell
             return cell(inputs, state, *weights)
         if lengths is None:
             return super().forward(inputs, state)
@@ -40,24 +40,24 @@ def gru_gates(from_inputs: Tensor, from_state: Tensor, state: Tensor) -> Tensor:
     return torch.lerp(candidate, state, torch.sigmoid(keep + old_keep))
 
 
-def _shared_gru_cell(inputs: Tensor, state: Tensor, weight: Tensor, inner: Tensor, *biases: Tensor) -> Tensor:
+def _step_gru_cell(inputs: Tensor, state: Tensor, weight: Tensor, inner: Tensor, *biases: Tensor) -> Tensor:
     return gru_gates(step_linear(inputs, weight, biases[0]), step_linear(state, inner, biases[1]), state)
 
 
-def _shared_rnn_cell(inputs: Tensor, state: Tensor, weight: Tensor, inner: Tensor, *biases: Tensor) -> Tensor:
+def _step_rnn_cell(inputs: Tensor, state: Tensor, weight: Tensor, inner: Tensor, *biases: Tensor) -> Tensor:
     return torch.tanh(step_linear(inputs, weight, biases[0]) + step_linear(state, inner, biases[1]))
 
 
 class _LSTM(_Extended, nn.LSTM):
-    cell, shared_cell = staticmethod(torch.lstm_cell), staticmethod(step_lstm_cell)
+    cell, step_cell = staticmethod(torch.lstm_cell), staticmethod(step_lstm_cell)
 
 
 class _GRU(_Extended, nn.GRU):
-    cell, shared_cell = staticmethod(torch.gru_cell), staticmethod(_shared_gru_cell)
+    cell, step_cell = staticmethod(torch.gru_cell), staticmethod(_step_gru_cell)
 
 
 class _RNN(_Extended, nn.RNN):
-    cell, shared_cell = staticmethod(torch.rnn_tanh_cell), staticmethod(_shared_rnn_cell)
+    cell, step_cell = staticmethod(torch.rnn_tanh_cell), staticmethod(_step_rnn_cell)
 
 
 _MODULES = {"lstm": _LSTM, "gru": _GRU, "rnn": _RNN}

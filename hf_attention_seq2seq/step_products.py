@@ -4,7 +4,8 @@ Products with the same matrix in every step of a loop, whose gradients are taken
 Autograd by itself makes a gradient of the whole matrix in each step and adds it to the sum, which for the short
 products of a step is a good part of the work. Within `shared_gradients` a step keeps its input and its output's
 gradient instead; when the backward pass has been through all steps, both are put together. Results are the same up to
-rounding. Outside of it these are the functions of torch that they stand for.
+rounding. Outside of it these are the functions of torch that they stand for, except that search packs the matrices for
+them (`packed`), as do the steps within.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from .packed import PackedMatrix, pack, packed_once, packs_matrices
 
 T = TypeVar("T")
 _SHARED: ContextVar[dict[tuple, tuple] | None] = ContextVar("shared", default=None)
@@ -62,7 +65,10 @@ def shares_gradients() -> bool:
 def step_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`: `(..., inputs)` times `(outputs, inputs)` to `(..., outputs)`."""
     shared = _shared(weight, bias)
-    return F.linear(inputs, weight, bias) if shared is None else _Product.apply(inputs, *shared, True)
+    if shared is not None:
+        return _Product.apply(inputs, *shared, True)
+    packed = packed_once(weight, _rows(inputs))
+    return F.linear(inputs, weight, bias) if packed is None else packed(inputs, bias)
 
 
 def step_projection(module: nn.Module, inputs: Tensor) -> Tensor:
@@ -85,9 +91,12 @@ def step_lstm_cell(
 ) -> tuple[Tensor, Tensor]:
     """`torch.lstm_cell`."""
     shared, inner_shared = _shared(weight, bias), _shared(inner, inner_bias)
-    if shared is None or inner_shared is None:
+    if shared is not None and inner_shared is not None:
+        return _LSTMCell.apply(inputs, *state, *shared, *inner_shared)
+    if packed_once(inner, len(inputs)) is None:
         return torch.lstm_cell(inputs, state, weight, inner, bias, inner_bias)
-    return _LSTMCell.apply(inputs, *state, *shared, *inner_shared)
+    gates = step_linear(inputs, weight, bias).add_(step_linear(state[0], inner, inner_bias))
+    return _lstm_gates(gates, state[1])[:2]
 
 
 def is_unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -97,6 +106,15 @@ def is_unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return type(module) is kind and not any(hooks) and "forward" not in vars(module)
+
+
+def uses_step_products() -> bool:
+    """Whether a recurrent cell made of these functions is faster than torch's own."""
+    return shares_gradients() or packs_matrices()
+
+
+def _rows(inputs: Tensor) -> int:
+    return inputs.numel() // max(inputs.shape[-1], 1)
 
 
 def current_pass() -> int:
@@ -115,6 +133,16 @@ class _Shared:
         self.matrix = matrix.detach()
         self.bias = None if bias is None else bias.detach()
         self.terms: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self.packed: dict[bool, PackedMatrix | None] = {}
+
+    def product(self, inputs: Tensor, transposed: bool) -> Tensor:
+        """`inputs @ matrix`, or `inputs @ matrix.T + bias`; only for a matrix that all rows share."""
+        if transposed not in self.packed:
+            self.packed[transposed] = pack(self.matrix if transposed else self.matrix.T, _rows(inputs))
+        packed, bias = self.packed[transposed], self.bias if transposed else None
+        if packed is not None:
+            return packed(inputs, bias)
+        return F.linear(inputs, self.matrix, bias) if transposed else inputs @ self.matrix
 
     def add(self, inputs: Tensor, gradient: Tensor) -> None:
         self.terms.setdefault(current_pass(), []).append((inputs, gradient))
@@ -172,7 +200,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(inputs, shared.matrix)
         ctx.shared, ctx.transposed = shared, transposed
         if shared.matrix.dim() == 2:
-            return F.linear(inputs, shared.matrix, shared.bias)
+            return shared.product(inputs, transposed=True)
         return inputs @ (shared.matrix.mT if transposed else shared.matrix)
 
     @staticmethod
@@ -181,7 +209,9 @@ class _Product(torch.autograd.Function):
         inputs, matrix = ctx.saved_tensors
         needs_inputs, needs_token = ctx.needs_input_grad[:2]
         inner = None
-        if needs_inputs:
+        if needs_inputs and matrix.dim() == 2:
+            inner = ctx.shared.product(gradient, transposed=False)
+        elif needs_inputs:
             inner = gradient @ (matrix if ctx.transposed else matrix.mT)
         if matrix.dim() == 2:
             inputs, gradient = inputs.flatten(0, -2), gradient.flatten(0, -2)
@@ -197,22 +227,16 @@ class _LSTMCell(torch.autograd.Function):
     def forward(
         ctx, inputs: Tensor, hidden: Tensor, cell: Tensor, token: Tensor, shared: _Shared, _, inner: _Shared
     ) -> tuple[Tensor, Tensor]:
-        gates = torch.addmm(shared.bias + inner.bias, inputs, shared.matrix.T).addmm_(hidden, inner.matrix.T)
-        size = cell.shape[1]
-        gates[:, : 2 * size].sigmoid_()
-        gates[:, 3 * size :].sigmoid_()
-        read, keep, new, show = gates.chunk(4, dim=1)
-        new.tanh_()
-        after = torch.addcmul(read * new, keep, cell)
-        shown = after.tanh()
+        gates = shared.product(inputs, transposed=True).add_(inner.product(hidden, transposed=True))
+        new_hidden, after, shown = _lstm_gates(gates, cell)
         ctx.save_for_backward(inputs, hidden, cell, gates, shown, shared.matrix, inner.matrix)
         ctx.shared, ctx.inner = shared, inner
-        return show * shown, after
+        return new_hidden, after
 
     @staticmethod
     @once_differentiable
     def backward(ctx, hidden_gradient: Tensor, cell_gradient: Tensor):
-        inputs, hidden, cell, gates, shown, matrix, inner_matrix = ctx.saved_tensors
+        inputs, hidden, cell, gates, shown, *_ = ctx.saved_tensors
         read, keep, new, show = gates.chunk(4, dim=1)
         through_sigmoid, through_tanh = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
         cell_gradient = cell_gradient + through_tanh(hidden_gradient * show, shown)
@@ -227,11 +251,23 @@ class _LSTMCell(torch.autograd.Function):
         needs = ctx.needs_input_grad
         token = gradient.new_zeros(())
         return (
-            gradient @ matrix if needs[0] else None,
-            gradient @ inner_matrix if needs[1] else None,
+            ctx.shared.product(gradient, transposed=False) if needs[0] else None,
+            ctx.inner.product(gradient, transposed=False) if needs[1] else None,
             cell_gradient.mul_(keep) if needs[2] else None,
             token,
             None,
             token,
             None,
         )
+
+
+def _lstm_gates(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The next hidden state, cell and the cell's tanh, from the gates `(rows, 4 * size)`, overwritten by theirs."""
+    size = cell.shape[1]
+    gates[:, : 2 * size].sigmoid_()
+    gates[:, 3 * size :].sigmoid_()
+    read, keep, new, show = gates.chunk(4, dim=1)
+    new.tanh_()
+    after = torch.addcmul(read * new, keep, cell)
+    shown = after.tanh()
+    return show * shown, after, shown

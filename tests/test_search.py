@@ -13,7 +13,6 @@ from transformers.generation.streamers import BaseStreamer
 from hf_attention_seq2seq import AttentionSeq2SeqEnsemble, AttentionSeq2SeqForConditionalGeneration
 from hf_attention_seq2seq import generation as generation_module
 from hf_attention_seq2seq.compat import CACHE_NAME
-from hf_attention_seq2seq.packed import can_pack, packed
 
 from .helpers import alignment_grid, attention_grid, cache_of, name_of, pairwise, tiny_config, tiny_model
 
@@ -193,74 +192,6 @@ def test_ensembles(beams, average, own_searches):
     expected, found = both(ensemble, **many_sentences(), num_beams=beams, max_new_tokens=12)
     assert found.tolist() == expected.tolist()
     assert len(own_searches) == 1
-
-
-# Weights in another order
-
-
-@pytest.fixture
-def large_model():
-    """A model whose output layer is large enough to be packed."""
-    torch.manual_seed(0)
-    config = tiny_config(hidden_size=64, decoder_vocab_size=1 << 14, initializer_range=0.2)
-    return AttentionSeq2SeqForConditionalGeneration(config).eval()
-
-
-def products_of(layer, monkeypatch):
-    """Tells of each later product of `layer` by the usual function; a packed weight has another one."""
-    seen = []
-    linear = torch.nn.functional.linear
-
-    def spy(inputs, weight, *bias):
-        seen.extend([len(inputs)] if weight is layer.weight else [])
-        return linear(inputs, weight, *bias)
-
-    monkeypatch.setattr(torch.nn.functional, "linear", spy)
-    return seen
-
-
-@pytest.mark.parametrize("beams", [1, 5])
-def test_packed_weights_change_nothing(beams, large_model, monkeypatch):
-    usual = products_of(large_model.lm_head, monkeypatch)
-    before = vars(large_model.lm_head).keys()
-    large_model.use_library_search = True
-    expected = large_model.generate(**many_sentences(), num_beams=beams, max_new_tokens=10)
-    assert usual
-    usual.clear()
-    large_model.use_library_search = False
-    found = large_model.generate(**many_sentences(), num_beams=beams, max_new_tokens=10)
-    assert found.tolist() == expected.tolist()
-    assert vars(large_model.lm_head).keys() == before
-    assert not usual or not can_pack(large_model.lm_head)
-
-
-def test_packed_weights_are_put_back(large_model, monkeypatch):
-    usual = products_of(large_model.lm_head, monkeypatch)
-    inputs = torch.randn(3, 64)
-    with torch.no_grad():
-        expected = large_model.lm_head(inputs)
-        with pytest.raises(KeyError), packed(large_model, 3):
-            torch.testing.assert_close(large_model.lm_head(inputs), expected, rtol=0, atol=1e-5)
-            raise KeyError
-        with packed(large_model, 3), packed(large_model, 3):
-            pass
-        large_model.lm_head.weight.zero_()
-        assert large_model.lm_head(inputs).std(dim=0).max() == 0
-    usual.clear()
-    with packed(large_model, 3):  # not for training
-        assert large_model.lm_head(inputs).requires_grad
-    assert usual == [3]
-
-
-@pytest.mark.parametrize("change", ["small", "double", "wrapped", "one row"])
-def test_what_is_not_packed(change, large_model):
-    model = {"small": tiny_model(), "double": large_model.double()}.get(change, large_model)
-    if change == "wrapped":
-        model.lm_head.forward = model.lm_head.forward
-    before = dict(vars(model.lm_head))
-    with packed(model, 1 if change == "one row" else 5):
-        assert vars(model.lm_head) == before
-    assert vars(model.lm_head) == before
 
 
 # What is left to the library

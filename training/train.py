@@ -46,6 +46,7 @@ from .averaging import WeightAverageCallback, average_checkpoints, last_checkpoi
 from .card import describe_machine, write_model_card
 from .data import TextData, load_text_data
 from .launch import start_missing_processes
+from .memory import keep_freed_memory
 from .trainer import RecipeTrainer, SamplesCallback, checkpoint_to_continue
 
 RECIPE_FILE = "recipe.yaml"
@@ -431,6 +432,7 @@ def main(arguments: list[str] | None = None) -> None:
         data = load_text_data(recipe.data) if needs_data else TextData(None, None, {}, [], [])
     except ValueError as error:
         sys.exit(f"error: {error}")
+    keep_freed_memory()
     run(recipe, data, shlex.join(["python", "-m", f"{__package__}.train", *arguments]))
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import torch
 import yaml
 
 from .texts import MULTI30K, batches, read, tokenizer
@@ -63,7 +64,7 @@ class Peer:
         its reports are the tokens, and the seconds by its wall and CPU clocks, that count.
         """
         text = case["text"]
-        lines = self._write_training_texts(text, batch_size * (steps + 2 * REPORT_EVERY))
+        lines = self._write_training_texts(batches(text, steps + 2 * REPORT_EVERY, batch_size), text)
         steps += REPORT_EVERY
         config = self.training_config(case["attention_type"], steps, batch_size, lines, save)
         file = self.folder / "train.yaml"
@@ -126,18 +127,17 @@ class Peer:
         encoded = own([pair[side] for pair in pairs])["input_ids"]
         return [" ".join(own.convert_ids_to_tokens(ids[:-1])) + "\n" for ids in encoded]
 
-    def _write_training_texts(self, text: str, rows: int) -> int:
-        parts = batches(text, 1, rows)[0]
+    def _write_training_texts(self, parts: list[dict[str, torch.Tensor]], text: str) -> int:
         own = tokenizer(text)
-        for name, column, side in (("source", "input_ids", own), ("target", "labels", own.target_tokenizer)):
+        rows = [row for part in parts for row in zip(part["input_ids"].tolist(), part["labels"].tolist())]
+        for index, (name, side) in enumerate((("source", own), ("target", own.target_tokenizer))):
             lines = (
-                " ".join(side.convert_ids_to_tokens([token for token in row if token > 2]))
-                for row in parts[column].tolist()
+                " ".join(side.convert_ids_to_tokens([token for token in row[index] if token > 2])) for row in rows
             )
             (self.folder / f"train.{name}").write_text("\n".join(lines) + "\n", encoding="utf-8")
         pieces = [piece for piece in own.convert_ids_to_tokens(range(4, len(own))) if piece.split() == [piece]]
         (self.folder / "vocabulary").write_text("".join(f"{piece}\t1\n" for piece in pieces), encoding="utf-8")
-        return len(parts["labels"])
+        return len(rows)
 
     def _run(self, command: list[str], threads: int, on_line=lambda line, wall, cpu: None) -> dict:
         """Runs to the end; wall and CPU seconds, peak memory in MiB, and the last lines."""

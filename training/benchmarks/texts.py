@@ -68,17 +68,16 @@ def tokenizer(name: str) -> AttentionSeq2SeqTokenizer:
 
 
 def batches(name: str, number: int, size: int) -> list[dict[str, torch.Tensor]]:
-    """Training batches in random order, each of sentences of similar length: `input_ids`, `labels`."""
-    pairs, _, _ = read(name)
+    """Random ones of the batches of all training sentences by length: `input_ids`, `labels`."""
     own = tokenizer(name)
-    chosen = random.Random(0).sample(pairs, min(len(pairs), number * size))
-    sources, targets = ([pair[side] for pair in chosen] for side in (0, 1))
+    sources, targets = zip(*read(name)[0])
     if name == FRENCH:
         sources = [" ".join(source) for source in sources]
-    encoded = own(sources, text_target=targets)
-    order = sorted(range(len(chosen)), key=lambda row: (len(encoded["labels"][row]), len(encoded["input_ids"][row])))
+    encoded = own(list(sources), text_target=list(targets))
+    order = sorted(range(len(sources)), key=lambda row: (len(encoded["input_ids"][row]), len(encoded["labels"][row])))
     groups = [order[start : start + size] for start in range(0, len(order), size)]
     random.Random(1).shuffle(groups)
+    groups = (groups * -(-number // len(groups)))[:number]
 
     def padded(column: str, rows: list[int], value: int) -> torch.Tensor:
         return pad_sequence([torch.tensor(encoded[column][row]) for row in rows], True, value)

@@ -10,6 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from hf_attention_seq2seq import AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration
 
+from ..memory import keep_freed_memory
 from .measure import (
     CommonArguments,
     count_operations,
@@ -61,8 +62,9 @@ def build(text: str, **fields) -> AttentionSeq2SeqForConditionalGeneration:
 
 def measure_case(text: str, steps: int, batch_size: int, **fields) -> dict:
     """One measurement: `steps` steps of Adam with clipped gradients, in float32."""
+    keep_freed_memory()
     model = build(text, **fields)
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
     parts = batches(text, WARM_UP + steps, batch_size)
 
     def step(batch: dict[str, torch.Tensor]) -> int:

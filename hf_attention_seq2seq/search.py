@@ -20,6 +20,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, Gene
 from .compat import CACHE_NAME
 
 UNREACHED = -1.0e9  # the score of a place that no hypothesis has taken yet
+GROUP = 32  # continuations of which only the best is looked at first
 SHRINK_BELOW = 0.75  # part of the batch still searched, at which the others are taken out
 
 
@@ -252,8 +253,7 @@ class _Beams:
         ends, vocabulary = config._eos_token_tensor, log_probs.shape[-1]
         first, self.vocabulary = not self.step, vocabulary
         self.step += 1
-        totals = log_probs.unflatten(0, self.scores.shape) + self.scores.unsqueeze(-1)
-        totals, places = totals.flatten(1).topk(_kept(config))
+        totals, places = best_continuations(log_probs, self.scores, _kept(config))
         if self.step == self.max_steps:
             ending = torch.ones_like(places, dtype=torch.bool)
         elif ends is None:
@@ -336,6 +336,37 @@ class _Beams:
             "sequences_scores": self.scores.new_tensor(scores),
             "beam_indices": _padded(rows, -1, prompts).int(),
         }
+
+
+def best_continuations(log_probs: Tensor, scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """
+    The best sums of a hypothesis' score and a word's log-probability.
+
+    A large vocabulary is looked at in groups: the best words are in the groups with the best maxima, so that only
+    these have to be sorted.
+
+    Args:
+        log_probs: `(sentences * hypotheses, vocabulary)`.
+        scores: `(sentences, hypotheses)`.
+        number: how many of each sentence.
+
+    Returns:
+        sums and places (`hypothesis * vocabulary + word`), best first, both `(sentences, number)`.
+    """
+    (sentences, hypotheses), vocabulary = scores.shape, log_probs.shape[1]
+    groups = vocabulary // GROUP
+    if groups < 4 * number:
+        return (log_probs.view(sentences, hypotheses, -1) + scores.unsqueeze(-1)).flatten(1).topk(number)
+    rows = torch.arange(0, hypotheses * vocabulary, vocabulary, device=scores.device)
+    maxima = log_probs[:, : GROUP * groups].unflatten(1, (groups, GROUP)).amax(dim=2) + scores.view(-1, 1)
+    chosen = maxima.view(sentences, -1).topk(number).indices
+    members = torch.arange(GROUP, device=scores.device)
+    places = (rows[chosen // groups] + chosen % groups * GROUP).unsqueeze(-1) + members
+    rest = rows[:, None] + torch.arange(GROUP * groups, vocabulary, device=scores.device)  # in no group
+    places = torch.cat((places.flatten(1), rest.flatten().expand(sentences, -1)), dim=1)
+    sums = log_probs.view(sentences, -1).gather(1, places) + scores.gather(1, places // vocabulary)
+    sums, order = sums.topk(number)
+    return sums, places.gather(1, order)
 
 
 def _padded(rows: Sequence[list[int]], fill: int, like: Tensor) -> Tensor:

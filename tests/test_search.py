@@ -13,6 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 from hf_attention_seq2seq import AttentionSeq2SeqEnsemble, AttentionSeq2SeqForConditionalGeneration
 from hf_attention_seq2seq import generation as generation_module
 from hf_attention_seq2seq.compat import CACHE_NAME
+from hf_attention_seq2seq.search import best_continuations
 
 from .helpers import alignment_grid, attention_grid, cache_of, name_of, pairwise, tiny_config, tiny_model
 
@@ -281,3 +282,16 @@ def test_mixed_precision():
         with torch.autocast("cpu", torch.bfloat16):
             expected, found = both(model, **many_sentences(), num_beams=beams, max_new_tokens=8, **EVERYTHING)
         assert found.sequences.tolist() == expected.sequences.tolist()
+
+
+@pytest.mark.parametrize("vocabulary", [1300, 2048, 2079, 40])
+@pytest.mark.parametrize(("hypotheses", "number"), [(1, 2), (5, 10)])
+def test_the_best_continuations_of_a_large_vocabulary(vocabulary, hypotheses, number):
+    torch.manual_seed(0)
+    log_probs = torch.randn(3 * hypotheses, vocabulary).log_softmax(dim=-1)
+    log_probs[-1, -1] = log_probs[1, 7] = 0.0
+    scores = torch.randn(3, hypotheses)
+    expected = (log_probs.view(3, hypotheses, -1) + scores.unsqueeze(-1)).flatten(1).topk(number)
+    sums, places = best_continuations(log_probs, scores, number)
+    assert places.tolist() == expected.indices.tolist()
+    assert sums.tolist() == expected.values.tolist()

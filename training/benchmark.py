@@ -38,8 +38,11 @@ def main() -> None:
     elif command in COMMANDS:
         arguments_class, run = COMMANDS[command]
         parser = HfArgumentParser(arguments_class, prog=f"python -m {__package__}.benchmark {command}")
-        (arguments,) = parser.parse_args_into_dataclasses(rest)
-        run(arguments)
+        try:
+            (arguments,) = parser.parse_args_into_dataclasses(rest)
+            run(arguments)
+        except ValueError as error:
+            sys.exit(f"error: {error}")
     else:
         sys.exit(f"Unknown benchmark {command!r}; allowed: {', '.join(COMMANDS)}")
 

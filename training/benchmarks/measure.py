@@ -62,7 +62,7 @@ def product_rate(rows: int, inner: int, columns: int, seconds: float = 0.3) -> f
 
 def count_operations(function: Callable[[], Any]) -> int:
     """Floating point operations of the matrix products in a call."""
-    # The fused recurrent layer of oneDNN hides its products from the counter.
+    # The products of oneDNN are hidden from the counter.
     with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
         function()
     return counter.get_total_flops()

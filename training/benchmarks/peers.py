@@ -54,6 +54,8 @@ class Peer:
         """Removes the files."""
         self._folder.cleanup()
 
+    can_translate = True
+
     def can_train(self, case: str) -> bool:
         """Whether there is a counterpart of this case of `train.CASES`."""
         return case != "character"
@@ -287,4 +289,65 @@ class Eole(Peer):
         ]
 
 
-PEERS = {peer.name: peer for peer in (OpenNMT, Eole)}
+class Yoyodyne(Peer):
+    """yoyodyne 0.5, which trains models of characters; here with its attention, which is additive."""
+
+    name = "yoyodyne"
+    program = "yoyodyne"
+    can_translate = False
+
+    def can_train(self, case: str) -> bool:
+        """See `Peer`."""
+        return case == "character"
+
+    def train(self, case: dict[str, str], steps: int, batch_size: int, threads: int, save: bool = False) -> dict:
+        """One measurement: the difference between an epoch of five more steps and one of five."""
+        large, small = (
+            self._train(read(case["text"])[0][: number * batch_size], batch_size, threads)
+            for number in (steps + REPORT_EVERY, REPORT_EVERY)
+        )
+        return {
+            **{key: large[key] - small[key] for key in ("tokens", "wall", "cpu")},
+            "peak_mib": large["peak_mib"],
+        }
+
+    def _train(self, pairs: list[tuple[str, str]], batch_size: int, threads: int) -> dict:
+        lines = "".join(f"{source}\t{target}\n" for source, target in pairs)
+        (self.folder / "train.tsv").write_text(lines, encoding="utf-8")
+        encoder = {"hidden_size": 256, "layers": 1, "bidirectional": True, "dropout": 0}
+        config = {
+            "trainer": {
+                "max_epochs": 1,
+                "accelerator": "cpu",
+                "devices": 1,
+                "enable_progress_bar": False,
+                "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "logs"}},
+                "gradient_clip_val": 5,
+                "limit_val_batches": 0,
+            },
+            "checkpoint": {"save_top_k": 0},
+            "prediction": {"path": "predictions"},
+            "model": {
+                "class_path": "yoyodyne.models.SoftAttentionLSTMModel",
+                "init_args": {
+                    "embedding_size": 128,
+                    "decoder_hidden_size": 512,
+                    "decoder_dropout": 0,
+                    "source_encoder": {"class_path": "yoyodyne.models.modules.LSTMEncoder", "init_args": encoder},
+                },
+            },
+            "data": {
+                "model_dir": "model",
+                "train": "train.tsv",
+                "val": "train.tsv",
+                "target_sep": " ",
+                "tie_embeddings": False,
+                "batch_size": batch_size,
+            },
+        }
+        (self.folder / "train.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        used = self._run([self.command, "fit", "--config", "train.yaml"], threads)
+        return {**used, "tokens": sum(len(target.split()) + 1 for _, target in pairs)}
+
+
+PEERS = {peer.name: peer for peer in (OpenNMT, Eole, Yoyodyne)}

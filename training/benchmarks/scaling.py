@@ -66,9 +66,7 @@ def measure_case(
             optimizer.zero_grad()
             return labels.numel()
 
-    model.use_library_search = True  # the counter does not know the packed products of the other one
     operations = count_operations(call)
-    model.use_library_search = False
     call()
     return measure(call, operations)
 

@@ -83,7 +83,6 @@ def measure_case(model: str | None, variant: str, beams: int, batch_size: int, s
     def translate_all() -> int:
         return sum(map(translate, parts))
 
-    network.use_library_search = True  # the counter does not know the packed products of the other one
     operations = count_operations(translate_all)
     if is_int8:
         network = quantize_int8(network)
@@ -100,6 +99,8 @@ def run(arguments: TranslateArguments) -> None:
     """Measures and prints."""
     peers = parse_peers(arguments.peer)
     for peer in peers:
+        if not peer.can_translate:
+            raise ValueError(f"peer: {peer.name} is compared in training only")
         started = time.perf_counter()
         peer.prepare("general", arguments.peer_steps, 64, arguments.threads)
         print(f"{peer.name}: trained for {arguments.peer_steps} steps in {time.perf_counter() - started:.0f} s")

@@ -12,7 +12,7 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20  # bytes; glibc takes no more
 def keep_freed_memory() -> bool:
     """
     Lets a training process keep the memory that it frees. glibc gives large blocks back to the system, which hands
-    them out anew page by page; in training that happens in each step, with the gradients. The peak stays the same.
+    them out anew page by page; in training that happens in each step, with the gradients. The peak may be higher.
 
     Returns:
         whether it could be done: glibc only, so Linux.

@@ -29,6 +29,7 @@ from .configuration_attention_seq2seq import QUANTIZATIONS
 from .decoders import RecurrentDecoder
 from .loading import REPOSITORY_OPTIONS
 from .recurrent import gru_gates
+from .step_products import lstm_gates
 
 if TYPE_CHECKING:
     from .modeling_attention_seq2seq import AttentionSeq2SeqPreTrainedModel
@@ -147,9 +148,7 @@ class Int8Recurrent(nn.Module):
 
 
 def _lstm(mapped: Tensor, from_hidden: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    opened, kept, new, shown = (mapped + from_hidden).chunk(4, dim=1)
-    cell = kept.sigmoid() * state[1] + opened.sigmoid() * new.tanh()
-    return shown.sigmoid() * cell.tanh(), cell
+    return lstm_gates(mapped + from_hidden, state[1])[:2]
 
 
 def _rnn(mapped: Tensor, from_hidden: Tensor, state: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ def step_lstm_cell(
     if packed_once(inner, len(inputs)) is None:
         return torch.lstm_cell(inputs, state, weight, inner, bias, inner_bias)
     gates = step_linear(inputs, weight, bias).add_(step_linear(state[0], inner, inner_bias))
-    return _lstm_gates(gates, state[1])[:2]
+    return lstm_gates(gates, state[1])[:2]
 
 
 def is_unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -228,7 +228,7 @@ class _LSTMCell(torch.autograd.Function):
         ctx, inputs: Tensor, hidden: Tensor, cell: Tensor, token: Tensor, shared: _Shared, _, inner: _Shared
     ) -> tuple[Tensor, Tensor]:
         gates = shared.product(inputs, transposed=True).add_(inner.product(hidden, transposed=True))
-        new_hidden, after, shown = _lstm_gates(gates, cell)
+        new_hidden, after, shown = lstm_gates(gates, cell)
         ctx.save_for_backward(inputs, hidden, cell, gates, shown, shared.matrix, inner.matrix)
         ctx.shared, ctx.inner = shared, inner
         return new_hidden, after
@@ -261,7 +261,7 @@ class _LSTMCell(torch.autograd.Function):
         )
 
 
-def _lstm_gates(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def lstm_gates(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The next hidden state, cell and the cell's tanh, from the gates `(rows, 4 * size)`, overwritten by theirs."""
     size = cell.shape[1]
     gates[:, : 2 * size].sigmoid_()

@@ -104,11 +104,7 @@ class Peer:
             lines = output.read_text(encoding="utf-8").splitlines()
             tokens = sum(len(line.split()) + 1 for line in lines)  # and the end of the sentence
             results.append({**used, "tokens": tokens})
-        large, small = results
-        return {
-            **{key: large[key] - small[key] for key in ("tokens", "wall", "cpu")},
-            "peak_mib": large["peak_mib"],
-        }
+        return _difference(*results)
 
     def training_config(self, attention_type: str, steps: int, batch_size: int, lines: int, save: bool) -> dict:
         """The toolkit's configuration file."""
@@ -167,6 +163,11 @@ class Peer:
             "peak_mib": usage.ru_maxrss / 1024,
             "tail": "".join(tail),
         }
+
+
+def _difference(large: dict, small: dict) -> dict:
+    """One measurement from two runs that start and load alike."""
+    return {**{key: large[key] - small[key] for key in ("tokens", "wall", "cpu")}, "peak_mib": large["peak_mib"]}
 
 
 def _training_texts() -> dict:
@@ -302,14 +303,9 @@ class Yoyodyne(Peer):
 
     def train(self, case: dict[str, str], steps: int, batch_size: int, threads: int, save: bool = False) -> dict:
         """One measurement: the difference between an epoch of five more steps and one of five."""
-        large, small = (
-            self._train(read(case["text"])[0][: number * batch_size], batch_size, threads)
-            for number in (steps + REPORT_EVERY, REPORT_EVERY)
-        )
-        return {
-            **{key: large[key] - small[key] for key in ("tokens", "wall", "cpu")},
-            "peak_mib": large["peak_mib"],
-        }
+        pairs = read(case["text"])[0]
+        numbers = (steps + REPORT_EVERY, REPORT_EVERY)
+        return _difference(*(self._train(pairs[: number * batch_size], batch_size, threads) for number in numbers))
 
     def _train(self, pairs: list[tuple[str, str]], batch_size: int, threads: int) -> dict:
         lines = "".join(f"{source}\t{target}\n" for source, target in pairs)

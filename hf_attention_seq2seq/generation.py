@@ -11,7 +11,7 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 from .cache import AttentionSeq2SeqCache
 from .checks import check_cache
 from .compat import CACHE_NAME
-from .packed import packed_matrices
+from .packed import faster_products
 from .search import beam_search, greedy_search, is_plain
 
 
@@ -84,10 +84,12 @@ class RecurrentGenerationMixin(GenerationMixin):
             "synced_gpus": synced_gpus,
             **({} if streamer is None else {"streamer": streamer}),
         }
-        if is_plain(self, **asked, **options):
-            with packed_matrices():
+        if self.use_library_search:  # the reference, with torch's own products
+            return library_search(input_ids, **asked, **options)
+        with faster_products():
+            if is_plain(self, **asked, **options):
                 return own_search(self, input_ids, **options)
-        return library_search(input_ids, **asked, **options)
+            return library_search(input_ids, **asked, **options)
 
     def prepare_inputs_for_generation(
         self,

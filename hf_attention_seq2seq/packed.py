@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 LEAST_ELEMENTS = 1 << 18  # of a matrix: below, its products cost little beside everything else
-_PACKED: ContextVar[dict[int, tuple[Tensor, PackedMatrix | None]] | None] = ContextVar("packed", default=None)
+LEAST_INPUTS = 400  # of a single row: below, torch does not give products of vectors to MKL
+Product = Callable[[Tensor, Tensor | None], Tensor]
+_IN_SEARCH: ContextVar[dict[int, tuple[Tensor, Product | None]] | None] = ContextVar("in_search", default=None)
+_KEPT = WeakIdKeyDictionary()  # from a matrix to its packed copy, and what it gave then for `_probe`
 
 
 class PackedMatrix:
@@ -21,8 +26,9 @@ class PackedMatrix:
     there are few rows. The matrix is a copy: later changes of the original do not reach it.
     """
 
-    def __init__(self, matrix: Tensor, rows: int):
-        self.matrix = torch.ops.mkldnn._reorder_linear_weight(matrix.detach(), rows)
+    def __init__(self, matrix: Tensor):
+        # For two rows and more the order is the same, whatever their number.
+        self.matrix = torch.ops.mkldnn._reorder_linear_weight(matrix.detach(), 64)
 
     def __call__(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
         """`inputs @ matrix.T + bias`, without gradients: `(..., inputs)` to `(..., outputs)`."""
@@ -36,43 +42,83 @@ def pack(matrix: Tensor, rows: int) -> PackedMatrix | None:
     """
     possible = (
         rows > 1
-        and matrix.numel() >= LEAST_ELEMENTS
-        and matrix.device.type == "cpu"
-        and matrix.dtype == torch.float
+        and _is_large(matrix)
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
         and torch.backends.cpu.get_cpu_capability().startswith("AVX")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
-    return PackedMatrix(matrix.contiguous(), rows) if possible else None
+    return PackedMatrix(matrix.contiguous()) if possible else None
+
+
+def single_row_product(inputs: Tensor, bias: Tensor | None = None, *, matrix: Tensor) -> Tensor:
+    """
+    `F.linear` for a single row of inputs, `(..., inputs)` to `(..., outputs)`.
+
+    What takes the time is reading the matrix. As products of vectors, one for each output, MKL reads it twice as fast
+    as by its product of a matrix and a vector.
+    """
+    row = inputs.reshape(1, 1, -1).expand(len(matrix), 1, -1)
+    outputs = torch.bmm(row, matrix.unsqueeze(1).mT).view(*inputs.shape[:-1], len(matrix))
+    return outputs if bias is None else outputs.add_(bias)
+
+
+def _is_large(matrix: Tensor) -> bool:
+    return matrix.numel() >= LEAST_ELEMENTS and matrix.device.type == "cpu" and matrix.dtype == torch.float
 
 
 @contextmanager
-def packed_matrices() -> Iterator[None]:
+def faster_products() -> Iterator[None]:
     """
-    Inside, `packed_once` packs each matrix at its first use; the matrices must not change inside. Where gradients are
-    taken or under autocast it changes nothing.
+    Inside, `search_product` is in force; the matrices must not change inside. Where gradients are taken or under
+    autocast it changes nothing.
     """
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         yield
         return
-    before = _PACKED.set({})
+    before = _IN_SEARCH.set({})
     try:
         yield
     finally:
-        _PACKED.reset(before)
+        _IN_SEARCH.reset(before)
 
 
-def packs_matrices() -> bool:
-    """Whether the caller runs within a `packed_matrices` that is in force."""
-    return _PACKED.get() is not None
+def has_faster_products() -> bool:
+    """Whether the caller runs within a `faster_products` that is in force."""
+    return _IN_SEARCH.get() is not None
 
 
-def packed_once(matrix: Tensor, rows: int) -> PackedMatrix | None:
-    """`pack(matrix, rows)`, once for all calls within `packed_matrices`; `None` outside of it."""
-    known = _PACKED.get()
-    if known is None or rows < 2 or torch.is_grad_enabled():
+def search_product(matrix: Tensor, rows: int) -> Product | None:
+    """
+    What computes `F.linear(inputs, matrix, bias)`, from inputs and bias, faster for `rows` rows; `None` outside of
+    `faster_products`, and where nothing is faster.
+
+    A packed matrix stays for later searches as long as the matrix itself; whether that has changed meanwhile is seen
+    from a product with it.
+    """
+    known = _IN_SEARCH.get()
+    if known is None or torch.is_grad_enabled():
         return None
+    if rows == 1:
+        possible = _is_large(matrix) and matrix.shape[1] >= LEAST_INPUTS and torch.backends.mkl.is_available()
+        return partial(single_row_product, matrix=matrix) if possible else None
     if id(matrix) not in known:
-        known[id(matrix)] = (matrix, pack(matrix, rows))  # the matrix is kept, so that no other gets its id
+        known[id(matrix)] = (matrix, _packed_before(matrix))  # the matrix is kept, so that no other gets its id
     return known[id(matrix)][1]
+
+
+def _packed_before(matrix: Tensor) -> PackedMatrix | None:
+    """The matrix packed, from an earlier search if it has not changed since."""
+    probe = _probe(matrix) if _is_large(matrix) else None
+    if matrix in _KEPT and torch.equal(_KEPT[matrix][1], probe):
+        return _KEPT[matrix][0]
+    packed = pack(matrix, rows=2)
+    if packed is not None:
+        _KEPT[matrix] = packed, probe
+    return packed
+
+
+def _probe(matrix: Tensor) -> Tensor:
+    """Products of the matrix with irregular numbers: any change that matters shows in them."""
+    numbers = torch.arange(1, matrix.shape[1] + 1, device=matrix.device, dtype=matrix.dtype)
+    return single_row_product((numbers * 0.7548777).frac() - 0.5, matrix=matrix)

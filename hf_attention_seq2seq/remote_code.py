@@ -32,7 +32,7 @@ from .mixtures import Mixture
 from .modeling_attention_seq2seq import AttentionSeq2SeqForConditionalGeneration, AttentionSeq2SeqModel
 from .monotonic import MonotonicAlignment
 from .normalizers import NORMALIZERS
-from .packed import packed_matrices
+from .packed import faster_products
 from .pipelines import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
 from .pointer import PointerGenerator
 from .pooling import AttentionPooling

@@ -43,8 +43,7 @@ def is_plain(
     records_inside = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
     kept = 1 if config.num_beams == 1 else _kept(config)
     return not (
-        model.use_library_search
-        or config.do_sample
+        config.do_sample
         or logits_processor
         or any(
             not (type(criterion) is EosTokenCriteria and criterion.eos_token_id is ends)

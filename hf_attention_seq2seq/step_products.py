@@ -4,8 +4,8 @@ Products with the same matrix in every step of a loop, whose gradients are taken
 Autograd by itself makes a gradient of the whole matrix in each step and adds it to the sum, which for the short
 products of a step is a good part of the work. Within `shared_gradients` a step keeps its input and its output's
 gradient instead; when the backward pass has been through all steps, both are put together. Results are the same up to
-rounding. Outside of it these are the functions of torch that they stand for, except that search packs the matrices for
-them (`packed`), as do the steps within.
+rounding. Outside of it these are the functions of torch that they stand for, except in search, which has faster ones
+(`packed`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .packed import PackedMatrix, pack, packed_once, packs_matrices
+from .packed import PackedMatrix, has_faster_products, pack, search_product
 
 T = TypeVar("T")
 _SHARED: ContextVar[dict[tuple, tuple] | None] = ContextVar("shared", default=None)
@@ -67,8 +67,8 @@ def step_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     shared = _shared(weight, bias)
     if shared is not None:
         return _Product.apply(inputs, *shared, True)
-    packed = packed_once(weight, _rows(inputs))
-    return F.linear(inputs, weight, bias) if packed is None else packed(inputs, bias)
+    faster = search_product(weight, _rows(inputs))
+    return F.linear(inputs, weight, bias) if faster is None else faster(inputs, bias)
 
 
 def step_projection(module: nn.Module, inputs: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def step_lstm_cell(
     shared, inner_shared = _shared(weight, bias), _shared(inner, inner_bias)
     if shared is not None and inner_shared is not None:
         return _LSTMCell.apply(inputs, *state, *shared, *inner_shared)
-    if packed_once(inner, len(inputs)) is None:
+    if search_product(inner, len(inputs)) is None:
         return torch.lstm_cell(inputs, state, weight, inner, bias, inner_bias)
     gates = step_linear(inputs, weight, bias).add_(step_linear(state[0], inner, inner_bias))
     return lstm_gates(gates, state[1])[:2]
@@ -110,7 +110,7 @@ def is_unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 def uses_step_products() -> bool:
     """Whether a recurrent cell made of these functions is faster than torch's own."""
-    return shares_gradients() or packs_matrices()
+    return shares_gradients() or has_faster_products()
 
 
 def _rows(inputs: Tensor) -> int:

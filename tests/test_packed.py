@@ -1,13 +1,22 @@
-"""Products with packed matrices, in search and in training, against the usual ones."""
+"""Faster products with large matrices, in search and in training, against the usual ones."""
 
 from __future__ import annotations
+
+import gc
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from hf_attention_seq2seq import packed
-from hf_attention_seq2seq.packed import PackedMatrix, pack, packed_matrices, packed_once, packs_matrices
+from hf_attention_seq2seq.packed import (
+    PackedMatrix,
+    faster_products,
+    has_faster_products,
+    pack,
+    search_product,
+    single_row_product,
+)
 
 from .helpers import tiny_model
 
@@ -19,9 +28,14 @@ INPUTS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0], [4, 3, 0, 0]])
 def products(monkeypatch):
     """Packs the smallest matrices too, and counts the products with them."""
     monkeypatch.setattr(packed, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(packed, "LEAST_INPUTS", 1)
     calls = []
-    before = PackedMatrix.__call__
-    monkeypatch.setattr(PackedMatrix, "__call__", lambda *args: calls.append(1) or before(*args))
+
+    def count(function):
+        return lambda *args, **options: calls.append(1) or function(*args, **options)
+
+    monkeypatch.setattr(PackedMatrix, "__call__", count(PackedMatrix.__call__))
+    monkeypatch.setattr(packed, "single_row_product", count(single_row_product))
     return calls
 
 
@@ -35,32 +49,74 @@ def fed_model(dtype: torch.dtype = torch.float32, **options):
 def test_products_are_those_of_torch(shape):
     torch.manual_seed(0)
     inputs, matrix, bias = torch.randn(shape), torch.randn(5, 7), torch.randn(5)
-    product = PackedMatrix(matrix, 4)
+    product = PackedMatrix(matrix)
     torch.testing.assert_close(product(inputs, bias), F.linear(inputs, matrix, bias))
     torch.testing.assert_close(product(inputs), F.linear(inputs, matrix))
 
 
+@pytest.mark.parametrize("size", [(7,), (1, 7), (1, 1, 7)])
+@pytest.mark.parametrize("inputs", [3, 512])
+def test_single_rows_are_those_of_torch(size, inputs):
+    torch.manual_seed(0)
+    row, matrix, bias = torch.randn(*size[:-1], inputs), torch.randn(5, inputs), torch.randn(5)
+    torch.testing.assert_close(single_row_product(row, bias, matrix=matrix), F.linear(row, matrix, bias))
+    torch.testing.assert_close(single_row_product(row, matrix=matrix), F.linear(row, matrix))
+
+
+@pytest.mark.parametrize("sentences", [1, 3])
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("rnn", ["lstm", "gru", "rnn"])
-def test_search_finds_the_same(beams, rnn, products):
-    model = fed_model(rnn_type=rnn)
+def test_search_finds_the_same(sentences, beams, rnn, products):
+    model, inputs = fed_model(rnn_type=rnn), INPUTS[:sentences]
     options = {"num_beams": beams, "max_new_tokens": 8, "return_dict_in_generate": True, "output_scores": True}
     model.use_library_search = True
-    expected = model.generate(INPUTS, **options)
+    expected = model.generate(inputs, **options)
     assert not products
     model.use_library_search = False
-    found = model.generate(INPUTS, **options)
-    assert len(products) > 8
+    found = model.generate(inputs, **options)
+    assert len(products) > 5
     assert found.sequences.tolist() == expected.sequences.tolist()
     torch.testing.assert_close(found.scores, expected.scores)
 
 
-def test_search_sees_changes_of_the_weights(products):
-    model = fed_model()
-    model.generate(INPUTS, max_new_tokens=4)
-    model.lm_head.weight.data.zero_()
-    model.lm_head.bias.data[7] = 1.0
-    assert (model.generate(INPUTS, max_new_tokens=4)[:, 1:] == 7).all()
+@pytest.mark.parametrize("sentences", [1, 3])
+@pytest.mark.parametrize(
+    "change",
+    [lambda weight: weight.zero_(), lambda weight: weight.neg_(), lambda weight: weight.copy_(weight.flip(0))],
+)
+def test_search_sees_changes_of_the_weights(change, sentences, products):
+    model, inputs = fed_model(), INPUTS[:sentences]
+    options = {"num_beams": 3, "max_new_tokens": 4, "return_dict_in_generate": True, "output_scores": True}
+    before = model.generate(inputs, **options)
+    change(model.lm_head.weight.data)  # behind the back of autograd, as when an adapter is merged
+    found = model.generate(inputs, **options)
+    model.use_library_search = True
+    assert not torch.allclose(before.scores[0], found.scores[0])
+    torch.testing.assert_close(found.scores, model.generate(inputs, **options).scores)
+
+
+def test_matrices_are_packed_once(products, monkeypatch):
+    model, packed_so_far = fed_model(), []
+    before = PackedMatrix.__init__
+    monkeypatch.setattr(PackedMatrix, "__init__", lambda *args: packed_so_far.append(1) or before(*args))
+    first = model.generate(INPUTS, num_beams=3, max_new_tokens=4)
+    number = len(packed_so_far)
+    assert number == sum(1 for _ in _kept_of(model)) > 3
+    assert model.generate(INPUTS, num_beams=3, max_new_tokens=4).equal(first)
+    assert len(packed_so_far) == number
+    everything = len(packed._KEPT)
+    del model
+    gc.collect()
+    assert len(packed._KEPT) == everything - number  # they go with the model
+
+
+def _kept_of(model):
+    return (parameter for parameter in model.parameters() if parameter in packed._KEPT)
+
+
+def test_sampling_is_faster_too(products):
+    fed_model().generate(INPUTS, do_sample=True, max_new_tokens=4)
+    assert len(products) > 8
 
 
 @pytest.mark.parametrize("rnn", ["lstm", "gru", "rnn"])
@@ -82,14 +138,16 @@ def test_what_is_not_packed():
     assert pack(large[:8], 3) is pack(large.double(), 3) is pack(large, 1) is None
     with torch.backends.mkldnn.flags(enabled=False):
         assert pack(large, 3) is None
-    assert packed_once(large, 3) is None  # not outside of a search
-    with packed_matrices():
-        assert not packs_matrices()  # nor where gradients are taken
-    with torch.no_grad(), torch.autocast("cpu"), packed_matrices():
-        assert not packs_matrices()
-    with torch.no_grad(), packed_matrices():
-        assert packed_once(large, 3) is packed_once(large, 3) is not None
-        assert packed_once(large, 1) is None
+    assert search_product(large, 3) is None  # not outside of a search
+    with faster_products():
+        assert not has_faster_products()  # nor where gradients are taken
+    with torch.no_grad(), torch.autocast("cpu"), faster_products():
+        assert not has_faster_products()
+    with torch.no_grad(), faster_products():
+        assert search_product(large, 3) is search_product(large, 2) is not None
+        assert search_product(large, 1).func is single_row_product
+        for other in (large[:8], large.double(), large.reshape(-1, 256)):
+            assert search_product(other, 1) is None
         with torch.enable_grad():
-            assert packed_once(large, 3) is None
-    assert not packs_matrices()
+            assert search_product(large, 3) is None
+    assert not has_faster_products()

@@ -21,7 +21,7 @@ from .compat import CACHE_NAME
 
 UNREACHED = -1.0e9  # the score of a place that no hypothesis has taken yet
 GROUP = 32  # continuations of which only the best is looked at first
-SHRINK_BELOW = 0.75  # part of the batch still searched, at which the others are taken out
+SHRINK_BELOW = 0.85  # part of the batch still searched, at which the others are taken out
 
 
 def is_plain(

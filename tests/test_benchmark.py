@@ -6,14 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 
+from hf_attention_seq2seq import AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration
 from training import benchmark
 from training.benchmarks import measure, peers, scaling, texts, train, translate
 
-# Prints three reports, the way OpenNMT-py and eole do, and "translates" by writing its input twice.
+# Prints three reports, the way OpenNMT-py and eole do, leaves a model, and "translates" by writing its input twice.
 PROGRAM = """#!{python}
-import shutil, sys, time
+import json, pathlib, shutil, sys, time
 if "--config" in sys.argv:
+    folder = pathlib.Path("model")
+    folder.mkdir()
+    pieces = [line.split()[0] for line in open("vocabulary")]
+    (folder / "vocab.json").write_text(json.dumps({{"src": ["<unk>", "<blank>", "<s>", "</s>", *reversed(pieces)]}}))
+    shutil.copy({weights!r}, folder / "model.00.safetensors")
     for step, tokens, seconds in ((5, 100, 0.3), (10, 110, 0.1), (15, 130, 0.1)):
         time.sleep(seconds)
         print(f"INFO] Step {{step:2}}/   15; acc: 1; bsz:  894/ {{tokens}}/64;  57/ 60 tok/s; 79 sec", flush=True)
@@ -36,10 +44,36 @@ def invented(monkeypatch):
 
 
 @pytest.fixture
-def eole(tmp_path, invented):
+def model(tmp_path, invented):
+    """A small one of the benchmark's configuration."""
+    own = texts.tokenizer(texts.MULTI30K)
+    fields = {**train.YARDSTICK, "attention_type": "general", "embedding_size": 6, "hidden_size": 8}
+    fields["initializer_range"] = 0.5
+    model = AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqConfig(vocab_size=len(own), **fields))
+    model.save_pretrained(tmp_path / "ours")
+    own.save_pretrained(tmp_path / "ours")
+    return model
+
+
+@pytest.fixture
+def eole(tmp_path, model):
     (tmp_path / "bin").mkdir()
+    shapes = {
+        **{
+            f"encoder.rnn.{name}": tensor.shape
+            for name, tensor in nn.LSTM(6, 4, bidirectional=True).named_parameters()
+        },
+        **{f"decoder.rnn.layers.0.{name}": tensor.shape for name, tensor in nn.LSTMCell(14, 8).named_parameters()},
+        "src_emb.embeddings.weight": (model.config.vocab_size, 6),
+        "decoder.attn.linear_in.weight": (8, 8),
+        "decoder.attn.linear_out.weight": (8, 16),
+        "generator.weight": (model.config.vocab_size, 8),
+        "generator.bias": (model.config.vocab_size,),
+    }
+    weights = str(tmp_path / "eole.safetensors")
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, weights)
     program = tmp_path / "bin" / "eole"
-    program.write_text(PROGRAM.format(python=sys.executable))
+    program.write_text(PROGRAM.format(python=sys.executable, weights=weights))
     program.chmod(0o755)
     (peer,) = peers.parse_peers([f"eole={tmp_path}"])
     yield peer
@@ -61,9 +95,8 @@ def test_operations_of_a_training_step(monkeypatch):
     half = hidden // 2
     encoder = source * 2 * 4 * half * (embedding + half)
     keys = source * hidden * hidden
-    bridge = 2 * hidden * hidden
     step = 4 * hidden * (embedding + hidden + hidden) + 2 * source * hidden + 2 * hidden * hidden + hidden * vocabulary
-    forward = 2 * rows * (encoder + keys + bridge + target * step)
+    forward = 2 * rows * (encoder + keys + target * step)
     assert result["tokens"] == rows * target
     assert 2.7 * forward < measured[0] <= 3.01 * forward  # the embeddings' side of the first step has no gradient
 
@@ -129,22 +162,88 @@ def test_a_peer_that_trains(eole):
     assert [len(lines[name]) for name in lines] == [80, 80]
 
 
-def test_a_peer_that_translates(eole):
-    result = eole.translate(20, beams=5, batch_size=4, threads=1)
-    words = [len(line.split()) for line in eole._pieces(texts.MULTI30K, "test", 0)[:20]]
+def test_a_peer_gets_our_weights(eole, model, tmp_path):
+    """eole's equations, written out, with what it finds in its files."""
+    eole.prepare(str(tmp_path / "ours"), threads=1)
+    pieces = json.loads((eole.folder / "model" / "vocab.json").read_text())["src"]
+    weights = load_file(eole.folder / "model" / "model.00.safetensors")
+    source, target = pieces.index(eole.sources[3].split()[0]), pieces.index(eole.sources[4].split()[1])
+    embedded = weights["src_emb.embeddings.weight"]
+    encoder, cell = nn.LSTM(6, 4, bidirectional=True), nn.LSTMCell(14, 8)
+    encoder.load_state_dict(
+        {name.removeprefix("encoder.rnn."): w for name, w in weights.items() if "encoder." in name}
+    )
+    cell.load_state_dict({name.rsplit(".")[-1]: w for name, w in weights.items() if "layers.0" in name})
+    memory, last = encoder(embedded[[source, target, pieces.index("</s>")]])
+    state, feed = tuple(tensor.flatten()[None] for tensor in last), torch.zeros(1, 8)
+    for piece in (pieces.index("<s>"), target):
+        state = cell(torch.cat((embedded[piece][None], feed), dim=1), state)
+        scores = memory @ weights["decoder.attn.linear_in.weight"] @ state[0][0]
+        context = scores.softmax(dim=0) @ memory
+        feed = torch.tanh(torch.cat((context[None], state[0]), dim=1) @ weights["decoder.attn.linear_out.weight"].T)
+    expected = feed @ weights["generator.weight"].T + weights["generator.bias"]
+
+    own = texts.tokenizer(texts.MULTI30K)
+    ours = own.convert_tokens_to_ids([pieces[source], pieces[target]])
+    special = {"<unk>": own.unk_token, "<blank>": own.pad_token, "<s>": own.bos_token, "</s>": own.eos_token}
+    order = own.convert_tokens_to_ids([special.get(piece, piece) for piece in pieces])
+    inputs = {"input_ids": [[*ours, own.eos_token_id]], "decoder_input_ids": [[own.bos_token_id, ours[1]]]}
+    logits = model.eval()(**{name: torch.tensor(ids) for name, ids in inputs.items()}).logits[:, -1]
+    assert order != sorted(order)
+    torch.testing.assert_close(logits[:, order], expected)
+
+
+def test_a_peer_that_translates(eole, tmp_path):
+    eole.prepare(str(tmp_path / "ours"), threads=1)
+    result = eole.translate(20, beams=5, batch_size=1, threads=1)
+    words = [len(line.split()) for line in eole.sources[:20]]  # with the end of the sentence
     assert result["tokens"] == sum(2 * number + 1 for number in words[2:])
+    assert len(result["texts"]) == 20
+    assert result["texts"][7] == f"{eole.sources[7].strip()} {eole.sources[7].strip()}"
 
 
-def test_a_peer_that_fails(eole):
+def test_a_peer_that_fails(eole, tmp_path):
     Path(eole.command).write_text(f"#!{sys.executable}\nraise SystemExit('no such option')")
     with pytest.raises(RuntimeError, match="no such option"):
-        eole.translate(2, beams=1, batch_size=1, threads=1)
+        eole.prepare(str(tmp_path / "ours"), threads=1)
+
+
+def test_models_that_a_peer_does_not_have(eole, tmp_path):
+    own = texts.tokenizer(texts.MULTI30K)
+    config = AttentionSeq2SeqConfig(vocab_size=len(own), embedding_size=6, hidden_size=8, attention_type="additive")
+    AttentionSeq2SeqForConditionalGeneration(config).save_pretrained(tmp_path / "ours")
+    with pytest.raises(ValueError, match="has no counterpart in eole.*multi30k_benchmark.yaml"):
+        eole.prepare(str(tmp_path / "ours"), threads=1)
+
+
+def test_batches_for_translation_have_one_length():
+    lengths = [3, 5, 3, 4, 3, 5, 5, 3, 9, 5]
+    assert texts.test_sources(lengths, 4, 2) == [4, 7, 6, 9]
+    assert texts.test_sources(lengths, 8, 2) == [0, 2, 4, 7, 1, 5, 6, 9]
+    assert texts.test_sources(lengths, 3, 1) == [0, 1, 2]
+    with pytest.raises(ValueError, match="10 are too many; there are 4 batches of 2"):
+        texts.test_sources(lengths, 10, 2)
+
+
+def test_translations_are_measured(model, tmp_path):
+    """Tokens with the ends, and the pieces that a plain `generate` gives."""
+    options = {"variant": "float32", "beams": 2, "batch_size": 1, "sentences": 3}
+    result = translate.measure_case(str(tmp_path / "ours"), **options)
+    own = texts.tokenizer(texts.MULTI30K)
+    expected, tokens = [], 0
+    for source, _ in texts.read(texts.MULTI30K)[1][:3]:
+        (_, *made) = model.generate(**own(source, return_tensors="pt"), num_beams=2, max_new_tokens=100)[0].tolist()
+        tokens += len(made)
+        expected.append(" ".join(own.convert_ids_to_tokens([token for token in made if token != own.eos_token_id])))
+    assert result["texts"] == expected
+    assert result["tokens"] == tokens
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: peers.parse_peers(["sockeye=/x"]), "'sockeye=/x'.*opennmt, eole"),
+        (lambda: translate.run(translate.TranslateArguments(peer=["eole=/nowhere"])), "/nowhere has no bin/eole"),
         (lambda: peers.parse_peers(["eole=/nowhere"]), "/nowhere has no bin/eole"),
         (lambda: train.TrainArguments(cases=["dot"]), "'dot' is unknown; allowed: general, additive, character"),
         (lambda: translate.TranslateArguments(variants=["int4"]), "'int4' is unknown; allowed: float32, int8"),

@@ -41,7 +41,7 @@ def main() -> None:
         try:
             (arguments,) = parser.parse_args_into_dataclasses(rest)
             run(arguments)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             sys.exit(f"error: {error}")
     else:
         sys.exit(f"Unknown benchmark {command!r}; allowed: {', '.join(COMMANDS)}")

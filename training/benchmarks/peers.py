@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,8 +13,10 @@ from pathlib import Path
 import psutil
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from .texts import MULTI30K, batches, read, tokenizer
+from .texts import MULTI30K, batches, read, test_sources, tokenizer
 
 _REPORT = re.compile(r"Step\s+(\d+)/.*bsz:\s*\d+/\s*(\d+)/")
 REPORT_EVERY = 5  # steps
@@ -54,13 +57,13 @@ class Peer:
         """Removes the files."""
         self._folder.cleanup()
 
-    can_translate = True
+    can_translate = False
 
     def can_train(self, case: str) -> bool:
         """Whether there is a counterpart of this case of `train.CASES`."""
         return case != "character"
 
-    def train(self, case: dict[str, str], steps: int, batch_size: int, threads: int, save: bool = False) -> dict:
+    def train(self, case: dict[str, str], steps: int, batch_size: int, threads: int) -> dict:
         """
         One measurement. The toolkit reports its tokens every `REPORT_EVERY` steps; between the first and the last of
         its reports are the tokens, and the seconds by its wall and CPU clocks, that count.
@@ -68,16 +71,14 @@ class Peer:
         text = case["text"]
         lines = self._write_training_texts(batches(text, steps + 2 * REPORT_EVERY, batch_size), text)
         steps += REPORT_EVERY
-        config = self.training_config(case["attention_type"], steps, batch_size, lines, save)
-        file = self.folder / "train.yaml"
-        file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        config = self.training_config(case["attention_type"], steps, batch_size, lines)
         reports: list[tuple[float, float, float]] = []
 
         def read_report(line: str, wall: float, cpu: float) -> None:
             if match := _REPORT.search(line):
                 reports.append((REPORT_EVERY * int(match[2]), wall, cpu))
 
-        used = self._run([*self.training_command(), str(file)], threads, read_report)
+        used = self._train(config, threads, read_report)
         if len(reports) < 2:
             raise RuntimeError(f"{self.name} reported nothing:\n{used['tail']}")
         return {
@@ -87,26 +88,27 @@ class Peer:
             "peak_mib": used["peak_mib"],
         }
 
-    def prepare(self, attention_type: str, steps: int, batch_size: int, threads: int) -> None:
-        """Trains a model to translate with."""
-        self.train({"text": MULTI30K, "attention_type": attention_type}, steps, batch_size, threads, save=True)
+    def prepare(self, model: str, threads: int) -> None:
+        """Takes the weights and the vocabulary of our model in the folder `model`, to translate with."""
+        raise NotImplementedError(f"{self.name} is compared in training only.")
 
     def translate(self, sentences: int, beams: int, batch_size: int, threads: int) -> dict:
         """
-        One measurement: the difference between translating `sentences` sentences and a tenth of them, so that start
-        and loading do not count.
+        One measurement: the difference between translating `sentences` sentences and one batch of them (of single
+        sentences a tenth), so that start and loading do not count. `texts` are the pieces of each sentence.
         """
         results = []
-        for number in (sentences, max(1, sentences // 10)):
+        for number in (sentences, batch_size if sentences > batch_size > 1 else max(1, sentences // 10)):
             source, output = self.folder / "test.source", self.folder / "test.output"
-            source.write_text("".join(self._pieces(MULTI30K, "test", 0)[:number]), encoding="utf-8")
+            rows = test_sources([len(line.split()) for line in self.sources], sentences, batch_size)[:number]
+            source.write_text("".join(self.sources[row] for row in rows), encoding="utf-8")
             used = self._run(self.translation_command(source, output, beams, batch_size), threads)
             lines = output.read_text(encoding="utf-8").splitlines()
             tokens = sum(len(line.split()) + 1 for line in lines)  # and the end of the sentence
-            results.append({**used, "tokens": tokens})
-        return _difference(*results)
+            results.append({**used, "tokens": tokens, "texts": lines})
+        return {**_difference(*results), "texts": results[0]["texts"]}
 
-    def training_config(self, attention_type: str, steps: int, batch_size: int, lines: int, save: bool) -> dict:
+    def training_config(self, attention_type: str, steps: int, batch_size: int, lines: int) -> dict:
         """The toolkit's configuration file."""
         raise NotImplementedError
 
@@ -118,12 +120,10 @@ class Peer:
         """The whole command."""
         raise NotImplementedError
 
-    def _pieces(self, text: str, part: str, side: int) -> list[str]:
-        """Lines of pieces between spaces."""
-        pairs = read(text)[0 if part == "train" else 1]
-        own = tokenizer(text) if side == 0 else tokenizer(text).target_tokenizer
-        encoded = own([pair[side] for pair in pairs])["input_ids"]
-        return [" ".join(own.convert_ids_to_tokens(ids[:-1])) + "\n" for ids in encoded]
+    def _train(self, config: dict, threads: int, on_line=lambda line, wall, cpu: None) -> dict:
+        file = self.folder / "train.yaml"
+        file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        return self._run([*self.training_command(), str(file)], threads, on_line)
 
     def _write_training_texts(self, parts: list[dict[str, torch.Tensor]], text: str) -> int:
         own = tokenizer(text)
@@ -133,9 +133,12 @@ class Peer:
                 " ".join(side.convert_ids_to_tokens([token for token in row[index] if token > 2])) for row in rows
             )
             (self.folder / f"train.{name}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self._write_vocabulary(own)
+        return len(rows)
+
+    def _write_vocabulary(self, own: PreTrainedTokenizerBase) -> None:
         pieces = [piece for piece in own.convert_ids_to_tokens(range(4, len(own))) if piece.split() == [piece]]
         (self.folder / "vocabulary").write_text("".join(f"{piece}\t1\n" for piece in pieces), encoding="utf-8")
-        return len(rows)
 
     def _run(self, command: list[str], threads: int, on_line=lambda line, wall, cpu: None) -> dict:
         """Runs to the end; wall and CPU seconds, peak memory in MiB, and the last lines."""
@@ -181,7 +184,7 @@ class OpenNMT(Peer):
     program = "onmt_train"
     variables = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
 
-    def training_config(self, attention_type: str, steps: int, batch_size: int, lines: int, save: bool) -> dict:
+    def training_config(self, attention_type: str, steps: int, batch_size: int, lines: int) -> dict:
         """See `Peer`."""
         return {
             "save_data": "data",
@@ -197,7 +200,7 @@ class OpenNMT(Peer):
             "word_vec_size": 256,
             "hidden_size": 512,
             "layers": 1,
-            "bridge": True,
+            "bridge": False,
             "share_embeddings": True,
             "dropout": [0.0],
             "optim": "adam",
@@ -209,7 +212,7 @@ class OpenNMT(Peer):
             "num_workers": 0,
             "train_steps": steps,
             "report_every": REPORT_EVERY,
-            "save_checkpoint_steps": steps if save else 10 * steps,
+            "save_checkpoint_steps": 10 * steps,
             "valid_steps": 10 * steps,
             "save_model": "model",
             "world_size": 1,
@@ -220,25 +223,17 @@ class OpenNMT(Peer):
         """See `Peer`."""
         return [self.command, "-config"]
 
-    def translation_command(self, source: Path, output: Path, beams: int, batch_size: int) -> list[str]:
-        """See `Peer`."""
-        (model,) = self.folder.glob("model_step_*.pt")
-        return [
-            *(str(Path(self.command).with_name("onmt_translate")), "-model", str(model)),
-            *("-src", str(source), "-output", str(output), "-beam_size", str(beams), "-batch_type", "sents"),
-            *("-batch_size", str(batch_size), "-max_length", str(MAX_LENGTH)),
-        ]
-
 
 class Eole(Peer):
     """eole 0.6."""
 
     name = "eole"
     program = "eole"
+    can_translate = True
 
-    def training_config(self, attention_type: str, steps: int, batch_size: int, lines: int, save: bool) -> dict:
+    def training_config(self, attention_type: str, steps: int, batch_size: int, lines: int) -> dict:
         """See `Peer`."""
-        recurrent = {"rnn_type": "LSTM", "layers": 1, "hidden_size": 512, "bridge": True}
+        recurrent = {"rnn_type": "LSTM", "layers": 1, "hidden_size": 512, "bridge": False}
         attention = {"additive": "mlp"}.get(attention_type, attention_type)
         return {
             "data": _training_texts(),
@@ -259,7 +254,7 @@ class Eole(Peer):
                 "bucket_size": lines,
                 "num_workers": 0,
                 "train_steps": steps,
-                "save_checkpoint_steps": steps if save else 10 * steps,
+                "save_checkpoint_steps": 10 * steps,
                 "valid_steps": 10 * steps,
                 "model_path": "model",
                 "compute_dtype": "fp32",
@@ -267,10 +262,15 @@ class Eole(Peer):
                 "gpu_ranks": [],
             },
             "model": {
-                "architecture": "rnn",
+                "architecture": "custom",  # "rnn" would make the encoder unidirectional
                 "input_feed": 1,
                 "share_embeddings": True,
-                "embeddings": {"word_vec_size": 256, "src_word_vec_size": 256, "tgt_word_vec_size": 256},
+                "embeddings": {
+                    "position_encoding_type": None,
+                    "word_vec_size": 256,
+                    "src_word_vec_size": 256,
+                    "tgt_word_vec_size": 256,
+                },
                 "hidden_size": 512,
                 "encoder": {"encoder_type": "brnn", **recurrent},
                 "decoder": {"decoder_type": "rnn", "global_attention": attention, **recurrent},
@@ -281,13 +281,69 @@ class Eole(Peer):
         """See `Peer`."""
         return [self.command, "train", "--config"]
 
+    def prepare(self, model: str, threads: int) -> None:
+        """
+        See `Peer`. A training of one step makes the files, in which the weights are then replaced.
+
+        Raises:
+            ValueError: the model is not of the benchmark's configuration.
+        """
+        own = AutoTokenizer.from_pretrained(model)
+        self.sources = [
+            " ".join(own.convert_ids_to_tokens(ids)) + "\n"
+            for ids in own([source for source, _ in read(MULTI30K)[1]])["input_ids"]
+        ]
+        self._write_vocabulary(own)
+        for side in ("source", "target"):
+            (self.folder / f"train.{side}").write_text(self.sources[0], encoding="utf-8")
+        config = self.training_config("general", 1, 1, 1)
+        config["training"]["save_checkpoint_steps"] = 1
+        self._train(config, threads)
+
+        folder = self.folder / "model"
+        pieces = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))["src"]
+        special = {"<unk>": own.unk_token, "<blank>": own.pad_token, "<s>": own.bos_token, "</s>": own.eos_token}
+        rows = own.convert_tokens_to_ids([special.get(piece, piece) for piece in pieces])
+        weights = load_file(folder / "model.00.safetensors")
+        for name, tensor in AutoModelForSeq2SeqLM.from_pretrained(model).state_dict().items():
+            other = _eole_name(name)
+            if other == _EOLE_QUERY:  # of `q W_a h`, ours is at the keys, eole's at the query
+                tensor = tensor.T
+            elif other in _EOLE_ROWS:
+                tensor = tensor[rows]
+            if other not in weights or weights[other].shape != tensor.shape:
+                raise ValueError(
+                    f"model: {name} {tuple(tensor.shape)} of {model} has no counterpart in eole; possible are models "
+                    "of training/recipes/multi30k_benchmark.yaml"
+                )
+            weights[other] = tensor.contiguous()
+        save_file(weights, folder / "model.00.safetensors")
+
     def translation_command(self, source: Path, output: Path, beams: int, batch_size: int) -> list[str]:
         """See `Peer`."""
         return [
             *(self.command, "predict", "--model_path", str(self.folder / "model"), "--src", str(source)),
             *("--output", str(output), "--beam_size", str(beams), "--batch_type", "sents"),
-            *("--batch_size", str(batch_size), "--max_length", str(MAX_LENGTH)),
+            *("--batch_size", str(batch_size), "--max_length", str(MAX_LENGTH), "--max_length_ratio", "0"),
         ]
+
+
+_EOLE_QUERY = "decoder.attn.linear_in.weight"
+_EOLE_ROWS = ("src_emb.embeddings.weight", "generator.weight", "generator.bias")  # a row for each piece
+_EOLE_NAMES = {
+    r"model\.encoder\.layers\.layers\.0\.rnn\.(.*)": r"encoder.rnn.\1",
+    r"model\.decoder\.layers\.0\.rnn\.(.*)_l0": r"decoder.rnn.layers.0.\1",
+    r"model\.encoder\.embed_tokens\.weight": _EOLE_ROWS[0],
+    r"model\.decoder\.attention\.score\.key_projection\.weight": _EOLE_QUERY,
+    r"model\.decoder\.readout\.projection\.weight": "decoder.attn.linear_out.weight",
+    r"lm_head\.(.*)": r"generator.\1",
+}
+
+
+def _eole_name(name: str) -> str | None:
+    """What eole calls the weight, if it has it."""
+    matches = ((re.fullmatch(ours, name), theirs) for ours, theirs in _EOLE_NAMES.items())
+    return next((match.expand(theirs) for match, theirs in matches if match), None)
 
 
 class Yoyodyne(Peer):
@@ -295,19 +351,18 @@ class Yoyodyne(Peer):
 
     name = "yoyodyne"
     program = "yoyodyne"
-    can_translate = False
 
     def can_train(self, case: str) -> bool:
         """See `Peer`."""
         return case == "character"
 
-    def train(self, case: dict[str, str], steps: int, batch_size: int, threads: int, save: bool = False) -> dict:
+    def train(self, case: dict[str, str], steps: int, batch_size: int, threads: int) -> dict:
         """One measurement: the difference between an epoch of five more steps and one of five."""
         pairs = read(case["text"])[0]
         numbers = (steps + REPORT_EVERY, REPORT_EVERY)
-        return _difference(*(self._train(pairs[: number * batch_size], batch_size, threads) for number in numbers))
+        return _difference(*(self._epoch(pairs[: number * batch_size], batch_size, threads) for number in numbers))
 
-    def _train(self, pairs: list[tuple[str, str]], batch_size: int, threads: int) -> dict:
+    def _epoch(self, pairs: list[tuple[str, str]], batch_size: int, threads: int) -> dict:
         lines = "".join(f"{source}\t{target}\n" for source, target in pairs)
         (self.folder / "train.tsv").write_text(lines, encoding="utf-8")
         encoder = {"hidden_size": 256, "layers": 1, "bidirectional": True, "dropout": 0}

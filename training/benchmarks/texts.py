@@ -67,6 +67,29 @@ def tokenizer(name: str) -> AttentionSeq2SeqTokenizer:
     return AttentionSeq2SeqTokenizer.train_from_iterator(sources + targets, model="bpe", vocab_size=8000)
 
 
+def test_sources(lengths: list[int], number: int, size: int) -> list[int]:
+    """
+    Which test sentences are translated in batches of `size`: each batch has sentences of one length, since toolkits
+    that read the padding translate others in another way. Single sentences are the first ones.
+
+    Args:
+        lengths: of all test sentences, in tokens.
+        number: of sentences.
+    """
+    if size == 1:
+        return list(range(number))
+    rows: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        rows.setdefault(length, []).append(row)
+    groups = [found[start : start + size] for _, found in sorted(rows.items()) for start in range(0, len(found), size)]
+    groups = [group for group in groups if len(group) == size]
+    wanted = max(1, number // size)
+    if len(groups) < wanted:
+        raise ValueError(f"sentences: {number} are too many; there are {len(groups)} batches of {size} of one length")
+    step = len(groups) / wanted
+    return [row for index in range(wanted) for row in groups[int((index + 0.5) * step)]]
+
+
 def batches(name: str, number: int, size: int) -> list[dict[str, torch.Tensor]]:
     """Random ones of the batches of all training sentences by length: `input_ids`, `labels`."""
     own = tokenizer(name)

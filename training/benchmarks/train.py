@@ -25,7 +25,7 @@ from .peers import PEERS, Peer, parse_peers
 from .texts import FRENCH, MULTI30K, batches, read, tokenizer
 
 # The configuration of the yardsticks, and the character model.
-YARDSTICK = {"embedding_size": 256, "hidden_size": 512, "input_feeding": True}
+YARDSTICK = {"embedding_size": 256, "hidden_size": 512, "input_feeding": True, "bridge_type": "copy"}
 CASES = {
     "general": {"text": MULTI30K, "attention_type": "general"},
     "additive": {"text": MULTI30K, "attention_type": "additive"},

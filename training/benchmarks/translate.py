@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,8 +22,8 @@ from .measure import (
     rounds,
     save,
 )
-from .peers import MAX_LENGTH, PEERS, Peer, parse_peers
-from .texts import MULTI30K, PAD, read, tokenizer
+from .peers import MAX_LENGTH, Peer, parse_peers
+from .texts import MULTI30K, PAD, read, test_sources, tokenizer
 from .train import build
 
 SEARCHES = {"greedy, batch": (1, 64), "beam 5, batch": (5, 64), "greedy, single": (1, 1), "beam 5, single": (5, 1)}
@@ -42,9 +42,11 @@ class TranslateArguments(CommonArguments):
     variants: list[str] = field(default_factory=lambda: list(VARIANTS), metadata={"help": f"of {', '.join(VARIANTS)}"})
     sentences: int = field(default=256, metadata={"help": "in batches of 64; one by one, a quarter of it"})
     peer: list[str] = field(
-        default_factory=list, metadata={"help": f"NAME=FOLDER of a virtual environment with it; of {', '.join(PEERS)}"}
+        default_factory=list,
+        metadata={
+            "help": "NAME=FOLDER of a virtual environment with it, to translate with the weights of `model`; eole"
+        },
     )
-    peer_steps: int = field(default=100, metadata={"help": "steps for which a peer is trained before it translates"})
 
     def __post_init__(self):
         for name, allowed in (("searches", SEARCHES), ("variants", VARIANTS)):
@@ -54,7 +56,9 @@ class TranslateArguments(CommonArguments):
 
 
 def measure_case(model: str | None, variant: str, beams: int, batch_size: int, sentences: int) -> dict:
-    """One measurement of `generate` over the first test sentences, the longest first; tokenization does not count."""
+    """
+    One measurement from test sentences to the pieces of their translations, `texts`.
+    """
     if model is None:
         own, network = tokenizer(MULTI30K), build(MULTI30K, attention_type="general").eval()
         network.lm_head.bias.data[network.config.eos_token_id] = -100.0  # all sentences get the same length
@@ -63,32 +67,37 @@ def measure_case(model: str | None, variant: str, beams: int, batch_size: int, s
         own, network = AutoTokenizer.from_pretrained(model), AutoModelForSeq2SeqLM.from_pretrained(model).eval()
         length = MAX_LENGTH
     is_int8, library_search = VARIANTS[variant]
-    sources = [pair[0] for pair in read(MULTI30K)[1][:sentences]]
-    encoded = sorted((torch.tensor(ids) for ids in own(sources)["input_ids"]), key=len, reverse=True)
-    parts = [pad_sequence(encoded[start : start + batch_size], True, PAD) for start in range(0, sentences, batch_size)]
+    sources = [source for source, _ in read(MULTI30K)[1]]
+    rows = test_sources([len(ids) for ids in own(sources)["input_ids"]], sentences, batch_size)
+    sources = [sources[row] for row in rows]
     ending = network.config.eos_token_id
+    texts: dict[int, str] = {}
 
-    def translate(batch: torch.Tensor) -> int:
-        outputs = network.generate(
-            input_ids=batch,
-            attention_mask=(batch != PAD).long(),
-            num_beams=beams,
-            do_sample=False,
-            max_new_tokens=length,
-        )
-        made = outputs[:, 1:]
-        behind_end = (made == ending).cumsum(dim=1) - (made == ending).long() > 0
-        return int((~behind_end & (made != PAD)).sum())
+    def translate(sources: list[str]) -> int:
+        encoded = [torch.tensor(ids) for ids in own(sources)["input_ids"]]
+        tokens = 0
+        for start in range(0, len(encoded), batch_size):
+            batch = pad_sequence(encoded[start : start + batch_size], True, PAD)
+            outputs = network.generate(
+                input_ids=batch,
+                attention_mask=(batch != PAD).long(),
+                num_beams=beams,
+                do_sample=False,
+                max_new_tokens=length,
+            )
+            for row, (_, *made) in enumerate(outputs.tolist(), start):
+                words = made[: made.index(ending)] if ending in made else made
+                tokens += min(len(words) + 1, len(made))
+                texts[row] = " ".join(own.target_tokenizer.convert_ids_to_tokens(words))
+        return tokens
 
-    def translate_all() -> int:
-        return sum(map(translate, parts))
-
-    operations = count_operations(translate_all)
+    operations = count_operations(lambda: translate(sources))
     if is_int8:
         network = quantize_int8(network)
     network.use_library_search = library_search
-    translate(parts[0])
-    return measure(translate_all, operations)
+    translate(sources[:batch_size])
+    result = measure(lambda: translate(sources), operations)
+    return {**result, "texts": [text for _, text in sorted(texts.items())]}
 
 
 def _peer_case(peer: Peer, arguments: TranslateArguments, sentences: int, beams: int, batch_size: int) -> dict:
@@ -99,11 +108,9 @@ def run(arguments: TranslateArguments) -> None:
     """Measures and prints."""
     peers = parse_peers(arguments.peer)
     for peer in peers:
-        if not peer.can_translate:
-            raise ValueError(f"peer: {peer.name} is compared in training only")
-        started = time.perf_counter()
-        peer.prepare("general", arguments.peer_steps, 64, arguments.threads)
-        print(f"{peer.name}: trained for {arguments.peer_steps} steps in {time.perf_counter() - started:.0f} s")
+        if arguments.model is None or not peer.can_translate:
+            raise ValueError(f"peer: {peer.name} cannot translate here; eole can, with the weights of --model")
+        peer.prepare(arguments.model, arguments.threads)
     cases = {}
     for search in arguments.searches:
         beams, batch_size = SEARCHES[search]
@@ -120,8 +127,15 @@ def run(arguments: TranslateArguments) -> None:
     print_speeds("translation, output tokens", results)
     for search in arguments.searches:
         own = [f"{search}, {variant}" for variant in arguments.variants]
+        others = [f"{search}, {peer.name}" for peer in peers]
         print_ratios(results, own[1:], own[:1])
-        print_ratios(results, own, [f"{search}, {peer.name}" for peer in peers])
+        print_ratios(results, own, others)
+        for name in (*own[1:], *others):
+            pairs = zip(results[own[0]][0]["texts"], results[name][0]["texts"])
+            same = sum(ours == other for ours, other in pairs)
+            print(f"{name}: {same} of {len(results[name][0]['texts'])} texts equal to {own[0]}")
+    for result in itertools.chain(*results.values()):
+        del result["texts"]
     save(arguments.output, model=arguments.model, translate=results)
     for peer in peers:
         peer.close()

@@ -22,9 +22,9 @@ if "--config" in sys.argv:
     pieces = [line.split()[0] for line in open("vocabulary")]
     (folder / "vocab.json").write_text(json.dumps({{"src": ["<unk>", "<blank>", "<s>", "</s>", *reversed(pieces)]}}))
     shutil.copy({weights!r}, folder / "model.00.safetensors")
-    for step, tokens, seconds in ((5, 100, 0.3), (10, 110, 0.1), (15, 130, 0.1)):
+    for step, tokens, seconds in ((5, 90, 0.3), (10, 100, 0.1), (15, 110, 0.1), (20, 130, 0.1)):
         time.sleep(seconds)
-        print(f"INFO] Step {{step:2}}/   15; acc: 1; bsz:  894/ {{tokens}}/64;  57/ 60 tok/s; 79 sec", flush=True)
+        print(f"INFO] Step {{step:2}}/   20; acc: 1; bsz:  894/ {{tokens}}/64;  57/ 60 tok/s; 79 sec", flush=True)
 else:
     source, output = (sys.argv[sys.argv.index(name) + 1] for name in ("--src", "--output"))
     open(output, "w").write("".join(line.strip() + " " + line for line in open(source)))
@@ -157,9 +157,9 @@ def test_a_peer_that_trains(eole):
     assert result["tokens"] == 5 * (110 + 130)
     assert 0.15 < result["wall"] < 5 and 0 <= result["cpu"] < result["wall"] + 0.05
     config = json.dumps(peers.yaml.safe_load((eole.folder / "train.yaml").read_text()))
-    assert '"global_attention": "mlp"' in config and '"train_steps": 15' in config
+    assert '"global_attention": "mlp"' in config and '"train_steps": 20' in config
     lines = {name: (eole.folder / f"train.{name}").read_text().splitlines() for name in ("source", "target")}
-    assert [len(lines[name]) for name in lines] == [80, 80]
+    assert [len(lines[name]) for name in lines] == [100, 100]
 
 
 def test_a_peer_gets_our_weights(eole, model, tmp_path):

@@ -20,6 +20,7 @@ from .texts import MULTI30K, batches, read, test_sources, tokenizer
 
 _REPORT = re.compile(r"Step\s+(\d+)/.*bsz:\s*\d+/\s*(\d+)/")
 REPORT_EVERY = 5  # steps
+WARM_UP = 10  # steps of a training that do not count
 MAX_LENGTH = 100
 
 
@@ -65,12 +66,12 @@ class Peer:
 
     def train(self, case: dict[str, str], steps: int, batch_size: int, threads: int) -> dict:
         """
-        One measurement. The toolkit reports its tokens every `REPORT_EVERY` steps; between the first and the last of
-        its reports are the tokens, and the seconds by its wall and CPU clocks, that count.
+        One measurement. The toolkit reports its tokens every `REPORT_EVERY` steps; between the report at the end of the
+        warm-up and the last are the tokens, and the seconds by its wall and CPU clocks, that count.
         """
         text = case["text"]
-        lines = self._write_training_texts(batches(text, steps + 2 * REPORT_EVERY, batch_size), text)
-        steps += REPORT_EVERY
+        lines = self._write_training_texts(batches(text, WARM_UP + steps + REPORT_EVERY, batch_size), text)
+        steps += WARM_UP
         config = self.training_config(case["attention_type"], steps, batch_size, lines)
         reports: list[tuple[float, float, float]] = []
 
@@ -79,6 +80,7 @@ class Peer:
                 reports.append((REPORT_EVERY * int(match[2]), wall, cpu))
 
         used = self._train(config, threads, read_report)
+        del reports[: WARM_UP // REPORT_EVERY - 1]
         if len(reports) < 2:
             raise RuntimeError(f"{self.name} reported nothing:\n{used['tail']}")
         return {
@@ -357,9 +359,9 @@ class Yoyodyne(Peer):
         return case == "character"
 
     def train(self, case: dict[str, str], steps: int, batch_size: int, threads: int) -> dict:
-        """One measurement: the difference between an epoch of five more steps and one of five."""
+        """One measurement: the difference between an epoch with `steps` more batches and one with those of the warm-up."""
         pairs = read(case["text"])[0]
-        numbers = (steps + REPORT_EVERY, REPORT_EVERY)
+        numbers = (WARM_UP + steps, WARM_UP)
         return _difference(*(self._epoch(pairs[: number * batch_size], batch_size, threads) for number in numbers))
 
     def _epoch(self, pairs: list[tuple[str, str]], batch_size: int, threads: int) -> dict:

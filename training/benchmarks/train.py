@@ -21,7 +21,7 @@ from .measure import (
     rounds,
     save,
 )
-from .peers import PEERS, Peer, parse_peers
+from .peers import PEERS, WARM_UP, Peer, parse_peers
 from .texts import FRENCH, MULTI30K, batches, read, tokenizer
 
 # The configuration of the yardsticks, and the character model.
@@ -31,7 +31,6 @@ CASES = {
     "additive": {"text": MULTI30K, "attention_type": "additive"},
     "character": {"text": FRENCH, "attention_type": "general", "embedding_size": 128},
 }
-WARM_UP = 5  # steps
 
 
 @dataclass

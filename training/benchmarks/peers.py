@@ -66,8 +66,8 @@ class Peer:
 
     def train(self, case: dict[str, str], steps: int, batch_size: int, threads: int) -> dict:
         """
-        One measurement. The toolkit reports its tokens every `REPORT_EVERY` steps; between the report at the end of the
-        warm-up and the last are the tokens, and the seconds by its wall and CPU clocks, that count.
+        One measurement. The toolkit reports its tokens every `REPORT_EVERY` steps; what counts are the tokens, and the
+        seconds by its wall and CPU clocks, between the report at the end of the warm-up and the last.
         """
         text = case["text"]
         lines = self._write_training_texts(batches(text, WARM_UP + steps + REPORT_EVERY, batch_size), text)
@@ -359,7 +359,7 @@ class Yoyodyne(Peer):
         return case == "character"
 
     def train(self, case: dict[str, str], steps: int, batch_size: int, threads: int) -> dict:
-        """One measurement: the difference between an epoch with `steps` more batches and one with those of the warm-up."""
+        """One measurement: the difference between an epoch of warm-up and all other steps, and one of the warm-up."""
         pairs = read(case["text"])[0]
         numbers = (WARM_UP + steps, WARM_UP)
         return _difference(*(self._epoch(pairs[: number * batch_size], batch_size, threads) for number in numbers))

@@ -40,15 +40,7 @@ def pack(matrix: Tensor, rows: int) -> PackedMatrix | None:
     The matrix packed for products with about `rows` rows; `None` where it would not pay or cannot be done: for a
     single row, a small matrix, another type than float32, or without an x86 processor and a torch that has oneDNN.
     """
-    possible = (
-        rows > 1
-        and _is_large(matrix)
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-        and torch.backends.cpu.get_cpu_capability().startswith("AVX")
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
-    return PackedMatrix(matrix.contiguous()) if possible else None
+    return PackedMatrix(matrix.contiguous()) if rows > 1 and _can_be_packed(matrix) else None
 
 
 def single_row_product(inputs: Tensor, bias: Tensor | None = None, *, matrix: Tensor) -> Tensor:
@@ -65,6 +57,16 @@ def single_row_product(inputs: Tensor, bias: Tensor | None = None, *, matrix: Te
 
 def _is_large(matrix: Tensor) -> bool:
     return matrix.numel() >= LEAST_ELEMENTS and matrix.device.type == "cpu" and matrix.dtype == torch.float
+
+
+def _can_be_packed(matrix: Tensor) -> bool:
+    return (
+        _is_large(matrix)
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
+        and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
 
 
 @contextmanager
@@ -108,12 +110,13 @@ def search_product(matrix: Tensor, rows: int) -> Product | None:
 
 
 def _packed_before(matrix: Tensor) -> PackedMatrix | None:
-    """The matrix packed, from an earlier search if it has not changed since."""
-    probe = _probe(matrix) if _is_large(matrix) else None
-    if matrix in _KEPT and torch.equal(_KEPT[matrix][1], probe):
-        return _KEPT[matrix][0]
-    packed = pack(matrix, rows=2)
-    if packed is not None:
+    """The matrix packed if it can be; as it was in an earlier search if it has not changed since."""
+    if not _can_be_packed(matrix):
+        return None
+    probe = _probe(matrix)
+    packed, before = _KEPT.get(matrix, (None, None))
+    if packed is None or not torch.equal(before, probe):
+        packed = PackedMatrix(matrix.contiguous())
         _KEPT[matrix] = packed, probe
     return packed
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_attention_seq2seq import AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration
 from training import benchmark
-from training.benchmarks import measure, peers, scaling, texts, train, translate
+from training.benchmarks import breakdown, measure, peers, scaling, texts, train, translate
 
 # Prints three reports, the way OpenNMT-py and eole do, leaves a model, and "translates" by writing its input twice.
 PROGRAM = """#!{python}
@@ -117,6 +117,28 @@ def test_measure_and_its_limit(monkeypatch):
     assert result["of_large"] == pytest.approx(operations / 1e9 / result["cpu"])
     assert result["of_skinny"] == pytest.approx(2 * result["of_large"])
     assert measure.product_rate(*measure.LARGE) == 1e9
+
+
+def test_where_the_time_of_a_step_goes(invented, monkeypatch):
+    monkeypatch.setattr(breakdown, "keep_freed_memory", lambda: None)
+    losses = []
+    backward = torch.Tensor.backward
+    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: losses.append(loss.item()) or backward(loss))
+    for plain in (False, True):
+        times = breakdown.measure_case(plain, steps=2, batch_size=4, hidden_size=8, attention_type="dot")
+        assert times["all"] == pytest.approx(sum(times[kind] for kind in times if kind != "all"))
+        assert (
+            min(times["products"], times["encoder (recurrent layer)"], times["softmax and loss"], times["gates"]) > 0
+        )
+    here, plain = losses[: breakdown.WARM_UP + 2], losses[breakdown.WARM_UP + 2 :]
+    assert here == pytest.approx(plain, rel=1e-4)  # both ways are the same training
+
+
+def test_kinds_of_operators():
+    found = [
+        breakdown.kind_of(name) for name in ("aten::addmm_", "mkldnn::_reorder_linear_weight", "aten::tanh_", "x")
+    ]
+    assert found == ["products", "packing of matrices", "gates", "everything else"]
 
 
 def test_spread_and_rates():
@@ -257,7 +279,7 @@ def test_wrong_options(make, message):
 
 def test_unknown_benchmark(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["benchmark", "speed"])
-    with pytest.raises(SystemExit, match="'speed'; allowed: train, translate, scaling, attention"):
+    with pytest.raises(SystemExit, match="'speed'; allowed: train, translate, scaling, attention, breakdown"):
         benchmark.main()
 
 

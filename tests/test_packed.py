@@ -110,6 +110,20 @@ def test_matrices_are_packed_once(products, monkeypatch):
     assert len(packed._KEPT) == everything - number  # they go with the model
 
 
+def test_what_was_packed_is_not_used_where_it_does_not_belong(products):
+    model = fed_model()
+    expected = model.generate(INPUTS, num_beams=3, max_new_tokens=4)
+    for change in (model.double, model.float):
+        change()
+        del products[:]
+        assert model.generate(INPUTS, num_beams=3, max_new_tokens=4).equal(expected)
+        assert bool(products) == (model.dtype == torch.float)
+    del products[:]
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert model.generate(INPUTS, num_beams=3, max_new_tokens=4).equal(expected)
+    assert not products
+
+
 def _kept_of(model):
     return (parameter for parameter in model.parameters() if parameter in packed._KEPT)
 

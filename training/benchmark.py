@@ -1,7 +1,7 @@
 """
 How fast, and in how much memory.
 
-    python -m training.benchmark train | translate | scaling | attention [--option value ...]
+    python -m training.benchmark train | translate | scaling | attention | breakdown [--option value ...]
 
 Each command prints a table and, with `--output FILE`, writes every measurement as JSON; `--help` lists its options.
 What is measured and how is told in `training/benchmarks/README.md`.
@@ -13,7 +13,7 @@ import sys
 
 from transformers import HfArgumentParser
 
-from .benchmarks import attention, scaling, train, translate
+from .benchmarks import attention, breakdown, scaling, train, translate
 from .benchmarks.measure import CASE, run_case
 
 COMMANDS = {
@@ -21,12 +21,14 @@ COMMANDS = {
     "translate": (translate.TranslateArguments, translate.run),
     "scaling": (scaling.ScalingArguments, scaling.run),
     "attention": (attention.AttentionArguments, attention.run),
+    "breakdown": (breakdown.BreakdownArguments, breakdown.run),
 }
 CASES = {
     "train": train.measure_case,
     "translate": translate.measure_case,
     "scaling": scaling.measure_case,
     "additive": attention.additive_step,
+    "breakdown": breakdown.measure_case,
 }
 
 

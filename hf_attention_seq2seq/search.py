@@ -110,6 +110,12 @@ class _Steps:
         """Reads one more word of each row, `(rows,)` int64."""
         self._keep(self.model.next_logits(words, self.cache))
 
+    def log_probs(self) -> Tensor:
+        """Of the next words, `(rows, target_vocab_size)`. They take the place of the logits, if these are not returned."""
+        if self.whole:
+            return self.logits.log_softmax(dim=-1)
+        return torch.log_softmax(self.logits, dim=-1, out=self.logits)
+
     def record(self, scores: Tensor, repeats: int = 1) -> None:
         """Notes the scores `(rows, target_vocab_size)` of this step, each row `repeats` times."""
         if self.whole and self.config.output_scores:
@@ -186,7 +192,7 @@ def beam_search(
     steps = _Steps(model, prompts, config, model_kwargs)
     search = _Beams(prompts, config)
     while True:
-        log_probs = steps.logits.log_softmax(dim=-1)
+        log_probs = steps.log_probs()
         steps.record(log_probs, beams // search.scores.shape[1])
         parents = search.extend(log_probs)
         if parents is None:

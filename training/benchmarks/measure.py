@@ -127,10 +127,14 @@ def in_own_process(name: str, threads: int, **options: Any) -> dict[str, Any]:
 
 
 def rounds(cases: dict[str, Callable[[], dict]], repeats: int) -> dict[str, list[dict]]:
-    """Runs all cases in turn, `repeats` times, so that what the machine does meanwhile meets all of them."""
+    """
+    Runs all cases in turn, `repeats` times, so that what the machine does meanwhile meets all of them; the error
+    stream says where it is.
+    """
     results: dict[str, list[dict]] = {name: [] for name in cases}
-    for _ in range(repeats):
+    for number in range(1, repeats + 1):
         for name, case in cases.items():
+            print(f"round {number} of {repeats}: {name}", file=sys.stderr, flush=True)
             results[name].append(case())
     return results
 

@@ -111,7 +111,7 @@ class _Steps:
         self._keep(self.model.next_logits(words, self.cache))
 
     def log_probs(self) -> Tensor:
-        """Of the next words, `(rows, target_vocab_size)`. They take the place of the logits, if these are not returned."""
+        """Of the next words, `(rows, target_vocab_size)`; in the place of the logits, if these are not returned."""
         if self.whole:
             return self.logits.log_softmax(dim=-1)
         return torch.log_softmax(self.logits, dim=-1, out=self.logits)

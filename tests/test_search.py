@@ -153,7 +153,7 @@ def test_finished_sentences_leave_the_batch(beams, monkeypatch):
     monkeypatch.setattr(AttentionSeq2SeqForConditionalGeneration, "next_logits", spy)
     model.generate(**many_sentences(20), num_beams=beams, max_new_tokens=30)
     counts = [words for words, _, _ in rows]
-    assert counts[0] == 20 * beams and counts[-1] <= 12 * beams and counts == sorted(counts, reverse=True)
+    assert 16 * beams <= counts[0] and counts[-1] <= 10 * beams and counts == sorted(counts, reverse=True)
     assert all(len(set(row)) == 1 for row in rows)
 
 

@@ -90,6 +90,7 @@ def test_operations_of_a_training_step(monkeypatch):
         return {"tokens": function()}
 
     monkeypatch.setattr(scaling, "measure", record)
+    monkeypatch.setattr(scaling, "keep_freed_memory", lambda: None)
     result = scaling.measure_case("train", "general", rows, source, target, vocabulary, hidden)
     embedding = train.YARDSTICK["embedding_size"]
     half = hidden // 2

@@ -9,6 +9,7 @@ import torch
 
 from hf_attention_seq2seq import AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration
 
+from ..memory import keep_freed_memory
 from .measure import CommonArguments, count_operations, in_own_process, measure, print_speeds, rounds, save
 from .train import YARDSTICK
 
@@ -57,7 +58,8 @@ def measure_case(
             return model.generate(input_ids, num_beams=5, max_new_tokens=target)[:, 1:].numel()
 
     else:
-        optimizer = torch.optim.Adam(model.parameters())
+        keep_freed_memory()
+        optimizer = torch.optim.Adam(model.parameters(), fused=True)
         labels = torch.randint(3, vocabulary, (batch, target))
 
         def call() -> int:

@@ -99,7 +99,7 @@ def test_operations_of_a_training_step(monkeypatch):
     step = 4 * hidden * (embedding + hidden + hidden) + 2 * source * hidden + 2 * hidden * hidden + hidden * vocabulary
     forward = 2 * rows * (encoder + keys + target * step)
     assert result["tokens"] == rows * target
-    assert 2.7 * forward < measured[0] <= 3.01 * forward  # the embeddings' side of the first step has no gradient
+    assert 2.98 * forward < measured[0] <= 3 * forward  # the first step's state has no gradient
 
 
 def test_measure_and_its_limit(monkeypatch):

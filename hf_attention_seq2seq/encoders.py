@@ -85,7 +85,7 @@ class Encoder(nn.Module):
             mask: `(batch, source_length)` bool, true at tokens.
             output_hidden_states, output_attentions: whether `hidden_states` and `attentions` are wanted.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define forward(embeddings, mask, ...).")
 
 
 def recurrent_layers(config: AttentionSeq2SeqConfig, first_size: int, inner_size: int) -> nn.ModuleList:

@@ -112,15 +112,15 @@ class Peer:
 
     def training_config(self, attention_type: str, steps: int, batch_size: int, lines: int) -> dict:
         """The toolkit's configuration file."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define training_config(...).")
 
     def training_command(self) -> list[str]:
         """What comes before the configuration file."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define training_command().")
 
     def translation_command(self, source: Path, output: Path, beams: int, batch_size: int) -> list[str]:
         """The whole command."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define translation_command(...).")
 
     def _train(self, config: dict, threads: int, on_line=lambda line, wall, cpu: None) -> dict:
         file = self.folder / "train.yaml"

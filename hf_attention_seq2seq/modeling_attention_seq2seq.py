@@ -774,6 +774,7 @@ class AttentionSeq2SeqForConditionalGeneration(AttentionSeq2SeqPreTrainedModel, 
     def next_logits(self, words: Tensor, cache: AttentionSeq2SeqCache) -> Tensor:
         """
         What search asks in each step: the logits `(rows, target_vocab_size)` that `forward` gives for one more word.
+        Search may write over them.
 
         Args:
             words: `(rows,)` int64, the last word of each hypothesis; it is not checked.

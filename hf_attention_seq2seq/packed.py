@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 LEAST_ELEMENTS = 1 << 18  # of a matrix: below, its products cost little beside everything else
@@ -56,7 +56,13 @@ def single_row_product(inputs: Tensor, bias: Tensor | None = None, *, matrix: Te
 
 
 def _is_large(matrix: Tensor) -> bool:
-    return matrix.numel() >= LEAST_ELEMENTS and matrix.device.type == "cpu" and matrix.dtype == torch.float
+    return (
+        type(matrix) in (Tensor, nn.Parameter)  # quantised matrices, say, are of other classes
+        and matrix.layout == torch.strided
+        and matrix.numel() >= LEAST_ELEMENTS
+        and matrix.device.type == "cpu"
+        and matrix.dtype == torch.float
+    )
 
 
 def _can_be_packed(matrix: Tensor) -> bool:
@@ -71,13 +77,7 @@ def _can_be_packed(matrix: Tensor) -> bool:
 
 @contextmanager
 def faster_products() -> Iterator[None]:
-    """
-    Inside, `search_product` is in force; the matrices must not change inside. Where gradients are taken or under
-    autocast it changes nothing.
-    """
-    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-        yield
-        return
+    """Inside, `search_product` is in force, except where gradients are taken; the matrices must not change inside."""
     before = _IN_SEARCH.set({})
     try:
         yield
@@ -86,24 +86,24 @@ def faster_products() -> Iterator[None]:
 
 
 def has_faster_products() -> bool:
-    """Whether the caller runs within a `faster_products` that is in force."""
-    return _IN_SEARCH.get() is not None
+    """Whether the caller runs within `faster_products`, without gradients and not under autocast."""
+    return not (_IN_SEARCH.get() is None or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
 
 
-def search_product(matrix: Tensor, rows: int) -> Product | None:
+def search_product(inputs: Tensor, matrix: Tensor) -> Product | None:
     """
-    What computes `F.linear(inputs, matrix, bias)`, from inputs and bias, faster for `rows` rows; `None` outside of
-    `faster_products`, and where nothing is faster.
+    What computes `F.linear(inputs, matrix, bias)`, from inputs and bias, faster for inputs like these; `None` where
+    `has_faster_products` is false, and where nothing is faster.
 
-    A packed matrix stays for later searches as long as the matrix itself; whether that has changed meanwhile is seen
-    from a product with it.
+    A packed matrix stays for later searches as long as the parameter itself; whether that has changed meanwhile is
+    seen from a product with it. What is not a parameter is not packed: it may be another tensor in each step.
     """
-    known = _IN_SEARCH.get()
-    if known is None or torch.is_grad_enabled():
+    if not (has_faster_products() and type(matrix) is nn.Parameter and inputs.dtype == matrix.dtype):
         return None
-    if rows == 1:
+    if inputs.numel() == inputs.shape[-1]:
         possible = _is_large(matrix) and matrix.shape[1] >= LEAST_INPUTS and torch.backends.mkl.is_available()
         return partial(single_row_product, matrix=matrix) if possible else None
+    known = _IN_SEARCH.get()
     if id(matrix) not in known:
         known[id(matrix)] = (matrix, _packed_before(matrix))  # the matrix is kept, so that no other gets its id
     return known[id(matrix)][1]
@@ -112,6 +112,7 @@ def search_product(matrix: Tensor, rows: int) -> Product | None:
 def _packed_before(matrix: Tensor) -> PackedMatrix | None:
     """The matrix packed if it can be; as it was in an earlier search if it has not changed since."""
     if not _can_be_packed(matrix):
+        _KEPT.pop(matrix, None)
         return None
     probe = _probe(matrix)
     packed, before = _KEPT.get(matrix, (None, None))
@@ -122,6 +123,6 @@ def _packed_before(matrix: Tensor) -> PackedMatrix | None:
 
 
 def _probe(matrix: Tensor) -> Tensor:
-    """Products of the matrix with irregular numbers: any change that matters shows in them."""
-    numbers = torch.arange(1, matrix.shape[1] + 1, device=matrix.device, dtype=matrix.dtype)
-    return single_row_product((numbers * 0.7548777).frac() - 0.5, matrix=matrix)
+    """Products of the matrix with fixed random numbers, none of them near zero: any change that matters shows."""
+    numbers = torch.rand(matrix.shape[1], generator=torch.Generator().manual_seed(0)) + 0.5
+    return single_row_product(numbers, matrix=matrix)

@@ -93,6 +93,7 @@ class _Steps:
         logits: `(rows, target_vocab_size)` in single precision, of the words behind those read so far.
         cache: what the model keeps of the words read so far.
         whole: whether the scores or the cache are returned, so that no sentence may leave the batch.
+        keeps_logits: whether others may see the logits later, so that nothing may be written over them.
     """
 
     def __init__(self, model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict):
@@ -100,6 +101,7 @@ class _Steps:
         self.config = config
         self.device = input_ids.device
         self.whole = config.return_dict_in_generate
+        self.keeps_logits = self.whole or any(module._forward_hooks for module in model.modules())
         self.scores, self.raw_scores = [], []
         inputs = model.prepare_inputs_for_generation(input_ids, **model_kwargs)
         output = model(**inputs, return_dict=True)
@@ -111,8 +113,8 @@ class _Steps:
         self._keep(self.model.next_logits(words, self.cache))
 
     def log_probs(self) -> Tensor:
-        """Of the next words, `(rows, target_vocab_size)`; in the place of the logits, if these are not returned."""
-        if self.whole:
+        """Of the next words, `(rows, target_vocab_size)`; in the place of the logits, if nobody else has these."""
+        if self.keeps_logits:
             return self.logits.log_softmax(dim=-1)
         return torch.log_softmax(self.logits, dim=-1, out=self.logits)
 

@@ -67,7 +67,7 @@ def step_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     shared = _shared(weight, bias)
     if shared is not None:
         return _Product.apply(inputs, *shared, True)
-    faster = search_product(weight, _rows(inputs))
+    faster = search_product(inputs, weight)
     return F.linear(inputs, weight, bias) if faster is None else faster(inputs, bias)
 
 
@@ -93,7 +93,7 @@ def step_lstm_cell(
     shared, inner_shared = _shared(weight, bias), _shared(inner, inner_bias)
     if shared is not None and inner_shared is not None:
         return _LSTMCell.apply(inputs, *state, *shared, *inner_shared)
-    if search_product(inner, len(inputs)) is None:
+    if search_product(inputs, inner) is None:
         return torch.lstm_cell(inputs, state, weight, inner, bias, inner_bias)
     gates = step_linear(inputs, weight, bias).add_(step_linear(state[0], inner, inner_bias))
     return lstm_gates(gates, state[1])[:2]
@@ -140,7 +140,7 @@ class _Shared:
         if transposed not in self.packed:
             self.packed[transposed] = pack(self.matrix if transposed else self.matrix.T, _rows(inputs))
         packed, bias = self.packed[transposed], self.bias if transposed else None
-        if packed is not None:
+        if packed is not None and inputs.dtype == self.matrix.dtype:
             return packed(inputs, bias)
         return F.linear(inputs, self.matrix, bias) if transposed else inputs @ self.matrix
 

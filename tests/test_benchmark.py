@@ -266,11 +266,15 @@ def test_translations_are_measured(model, tmp_path):
     ("make", "message"),
     [
         (lambda: peers.parse_peers(["sockeye=/x"]), "'sockeye=/x'.*opennmt, eole"),
-        (lambda: translate.run(translate.TranslateArguments(peer=["eole=/nowhere"])), "/nowhere has no bin/eole"),
+        (lambda: translate.TranslateArguments(peer=["eole=/nowhere"]), "weights of --model, which is missing"),
+        (lambda: translate.TranslateArguments(model="/nowhere"), "'/nowhere' is not a folder with a model"),
+        (lambda: translate.TranslateArguments(sentences=0), "sentences: 0 is not possible; it must be 1 or more"),
+        (lambda: scaling.ScalingArguments(repeats=0), "repeats: 0 is not possible"),
+        (lambda: peers.parse_peers(["opennmt=/x"], ["eole"]), "'opennmt=/x' is not possible; allowed:.*of eole$"),
         (lambda: peers.parse_peers(["eole=/nowhere"]), "/nowhere has no bin/eole"),
-        (lambda: train.TrainArguments(cases=["dot"]), "'dot' is unknown; allowed: general, additive, character"),
-        (lambda: translate.TranslateArguments(variants=["int4"]), "'int4' is unknown; allowed: float32, int8"),
-        (lambda: scaling.ScalingArguments(ladders=["depth"]), "'depth' is unknown; allowed: threads"),
+        (lambda: train.TrainArguments(cases=["dot"]), "'dot' is unknown; allowed: 'general', 'additive', 'character'"),
+        (lambda: translate.TranslateArguments(variants=["int4"]), "'int4' is unknown; allowed: 'float32', 'int8'"),
+        (lambda: scaling.ScalingArguments(ladders=["depth"]), "'depth' is unknown; allowed: 'threads'"),
     ],
 )
 def test_wrong_options(make, message):

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from hf_attention_seq2seq import packed
@@ -147,21 +148,61 @@ def test_training_has_the_same_gradients(rnn, attention, products):
         torch.testing.assert_close(parameter.grad, other.grad.float(), msg=lambda text, name=name: f"{name}: {text}")
 
 
+class Recorded(torch.Tensor):
+    """Another class of weights, as quantization libraries have them."""
+
+
 def test_what_is_not_packed():
-    large = torch.randn(1 << 10, 1 << 9)
+    large = nn.Parameter(torch.randn(1 << 10, 1 << 9), requires_grad=False)
+    one, three = torch.randn(1, 1 << 9), torch.randn(3, 1 << 9)
     assert pack(large[:8], 3) is pack(large.double(), 3) is pack(large, 1) is None
+    assert pack(large.to_sparse_csr(), 3) is pack(large.as_subclass(Recorded), 3) is None
     with torch.backends.mkldnn.flags(enabled=False):
         assert pack(large, 3) is None
-    assert search_product(large, 3) is None  # not outside of a search
+    assert search_product(three, large) is None  # not outside of a search
     with faster_products():
         assert not has_faster_products()  # nor where gradients are taken
-    with torch.no_grad(), torch.autocast("cpu"), faster_products():
-        assert not has_faster_products()
+        assert search_product(three, large) is None
     with torch.no_grad(), faster_products():
-        assert search_product(large, 3) is search_product(large, 2) is not None
-        assert search_product(large, 1).func is single_row_product
-        for other in (large[:8], large.double(), large.reshape(-1, 256)):
-            assert search_product(other, 1) is None
-        with torch.enable_grad():
-            assert search_product(large, 3) is None
+        assert search_product(three, large) is search_product(three[:2], large) is not None
+        assert search_product(one, large).func is single_row_product
+        others = [large[:8], large.double(), large.data, large.to_sparse_csr(), large.as_subclass(Recorded)]
+        for inputs, other in [(inputs, other) for inputs in (one, three) for other in others]:
+            assert search_product(inputs, other) is None
+        assert search_product(one[:, :256], nn.Parameter(large.reshape(-1, 256))) is None
+        assert search_product(three.double(), large) is search_product(one.bfloat16(), large) is None
+        with torch.autocast("cpu"):
+            assert search_product(three, large) is search_product(one, large) is None
     assert not has_faster_products()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("rnn", ["lstm", "gru"])
+def test_autocast_within_the_model(beams, rnn, products):
+    """As `Accelerator.prepare` does in mixed precision."""
+    model = fed_model(rnn_type=rnn)
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    found = [model.generate(INPUTS, num_beams=beams, max_new_tokens=4) for model.use_library_search in (True, False)]
+    assert found[0].equal(found[1])
+    assert not products
+
+
+def test_weights_that_are_made_anew_are_not_kept(products, monkeypatch):
+    model, seen = fed_model(decoder_layers=1), []
+    nn.utils.parametrizations.weight_norm(model.get_decoder().layers[0].rnn, "weight_hh_l0")
+    before = packed._packed_before
+    monkeypatch.setattr(packed, "_packed_before", lambda matrix: seen.append(matrix) or before(matrix))
+    model.generate(INPUTS, num_beams=3, max_new_tokens=8)
+    parameters = set(map(id, model.parameters()))
+    assert seen and {id(matrix) for matrix in seen} <= parameters
+
+
+@pytest.mark.parametrize("size", [512, 4096, 10000])
+def test_a_change_anywhere_is_seen(size):
+    matrix = nn.Parameter(torch.randn(1 << 9, size), requires_grad=False)
+    before = packed._probe(matrix)
+    for column in (0, 3228 % size, size - 1):
+        with torch.no_grad():
+            matrix[3, column] += 1e-3
+        assert not packed._probe(matrix).equal(before)
+        before = packed._probe(matrix)

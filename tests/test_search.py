@@ -295,3 +295,16 @@ def test_the_best_continuations_of_a_large_vocabulary(vocabulary, hypotheses, nu
     sums, places = best_continuations(log_probs, scores, number)
     assert places.tolist() == expected.indices.tolist()
     assert sums.tolist() == expected.values.tolist()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_hooks_keep_what_they_saw(beams):
+    model = talkative_model()
+    seen = []
+
+    def keep(module, inputs, logits):
+        seen.append((logits, logits.clone()))
+
+    model.lm_head.register_forward_hook(keep)
+    model.generate(**many_sentences(), num_beams=beams, max_new_tokens=4)
+    assert len(seen) > 2 and all(logits.equal(copy) for logits, copy in seen)

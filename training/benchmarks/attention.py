@@ -20,7 +20,7 @@ from hf_attention_seq2seq import AttentionSeq2SeqConfig, AttentionSeq2SeqForCond
 from hf_attention_seq2seq.additive import additive_energies
 from hf_attention_seq2seq.compat import CACHE_NAME
 
-from .measure import in_own_process, peak_memory
+from .measure import PositiveNumbers, in_own_process, peak_memory
 
 SPANS = {
     "global": {},
@@ -30,7 +30,7 @@ SPANS = {
 
 
 @dataclass
-class AttentionArguments:
+class AttentionArguments(PositiveNumbers):
     """What to measure."""
 
     score: str = field(default="general", metadata={"help": "attention_type of the decoding steps"})

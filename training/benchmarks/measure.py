@@ -24,13 +24,29 @@ SKINNY = (64, 1024, 2048)  # the product of one LSTM step with 512 units on 64 r
 _MEBIBYTE = 2**20
 
 
+class PositiveNumbers:
+    """Base of options: refuses numbers of things to do that are not positive."""
+
+    def __post_init__(self):
+        for name in ("repeats", "threads", "steps", "sentences", "batch_size", "hidden_size"):
+            if getattr(self, name, 1) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not possible; it must be 1 or more")
+
+
 @dataclass
-class CommonArguments:
-    """Options of every benchmark."""
+class CommonArguments(PositiveNumbers):
+    """Options of most benchmarks."""
 
     repeats: int = field(default=3, metadata={"help": "rounds; in each all cases run once, in turn"})
     threads: int = field(default=1, metadata={"help": "CPU threads of each process"})
     output: str | None = field(default=None, metadata={"help": "JSON file for all measurements"})
+
+
+def check_names(field_name: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raises `ValueError` for a name that is none of those allowed."""
+    for name in given:
+        if name not in allowed:
+            raise ValueError(f"{field_name}: {name!r} is unknown; allowed: {', '.join(map(repr, allowed))}")
 
 
 class Clock:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -24,9 +25,9 @@ WARM_UP = 10  # steps of a training that do not count
 MAX_LENGTH = 100
 
 
-def parse_peers(given: list[str]) -> list[Peer]:
+def parse_peers(given: list[str], allowed: Iterable[str] | None = None) -> list[Peer]:
     """
-    `NAME=FOLDER` of a virtual environment, as often as there are peers.
+    `NAME=FOLDER` of a virtual environment, as often as there are peers; `NAME` of `PEERS`, or of those allowed.
 
     Raises:
         ValueError: an unknown name, or a folder without the toolkit's commands.
@@ -34,8 +35,9 @@ def parse_peers(given: list[str]) -> list[Peer]:
     peers = []
     for text in given:
         name, _, folder = text.partition("=")
-        if name not in PEERS:
-            raise ValueError(f"peer: {text!r} is not possible; allowed: NAME=FOLDER with NAME of {', '.join(PEERS)}")
+        names = list(PEERS if allowed is None else allowed)
+        if name not in names:
+            raise ValueError(f"peer: {text!r} is not possible; allowed: NAME=FOLDER with NAME of {', '.join(names)}")
         peers.append(PEERS[name](Path(folder)))
     return peers
 

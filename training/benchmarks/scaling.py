@@ -10,7 +10,17 @@ import torch
 from hf_attention_seq2seq import AttentionSeq2SeqConfig, AttentionSeq2SeqForConditionalGeneration
 
 from ..memory import keep_freed_memory
-from .measure import CommonArguments, count_operations, in_own_process, measure, print_speeds, rounds, save
+from .measure import (
+    CommonArguments,
+    PositiveNumbers,
+    check_names,
+    count_operations,
+    in_own_process,
+    measure,
+    print_speeds,
+    rounds,
+    save,
+)
 from .train import YARDSTICK
 
 BASE = {"batch": 64, "source": 16, "target": 16, "vocabulary": 8000, "hidden": 512, "threads": 1}
@@ -26,7 +36,7 @@ WITH_FEWER_ROWS = {"source", "target"}  # long texts, in batches of 8
 
 
 @dataclass
-class ScalingArguments:
+class ScalingArguments(PositiveNumbers):
     """What to measure; everything else stays as in the configuration of `train`."""
 
     ladders: list[str] = field(default_factory=lambda: list(LADDERS), metadata={"help": f"of {', '.join(LADDERS)}"})
@@ -36,10 +46,9 @@ class ScalingArguments:
     output: str | None = field(default=None, metadata={"help": "JSON file for all measurements"})
 
     def __post_init__(self):
-        for name, allowed in (("ladders", list(LADDERS)), ("tasks", ["train", "beam"])):
-            for value in getattr(self, name):
-                if value not in allowed:
-                    raise ValueError(f"{name}: {value!r} is unknown; allowed: {', '.join(allowed)}")
+        super().__post_init__()
+        check_names("ladders", self.ladders, LADDERS)
+        check_names("tasks", self.tasks, ("train", "beam"))
 
 
 def measure_case(

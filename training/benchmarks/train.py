@@ -13,6 +13,7 @@ from hf_attention_seq2seq import AttentionSeq2SeqConfig, AttentionSeq2SeqForCond
 from ..memory import keep_freed_memory
 from .measure import (
     CommonArguments,
+    check_names,
     count_operations,
     in_own_process,
     measure,
@@ -45,9 +46,8 @@ class TrainArguments(CommonArguments):
     )
 
     def __post_init__(self):
-        for case in self.cases:
-            if case not in CASES:
-                raise ValueError(f"cases: {case!r} is unknown; allowed: {', '.join(CASES)}")
+        super().__post_init__()
+        check_names("cases", self.cases, CASES)
 
 
 def build(text: str, **fields) -> AttentionSeq2SeqForConditionalGeneration:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -14,6 +15,7 @@ from hf_attention_seq2seq import quantize_int8
 
 from .measure import (
     CommonArguments,
+    check_names,
     count_operations,
     in_own_process,
     measure,
@@ -22,7 +24,7 @@ from .measure import (
     rounds,
     save,
 )
-from .peers import MAX_LENGTH, Peer, parse_peers
+from .peers import MAX_LENGTH, PEERS, Peer, parse_peers
 from .texts import MULTI30K, PAD, read, test_sources, tokenizer
 from .train import build
 
@@ -49,10 +51,13 @@ class TranslateArguments(CommonArguments):
     )
 
     def __post_init__(self):
-        for name, allowed in (("searches", SEARCHES), ("variants", VARIANTS)):
-            for value in getattr(self, name):
-                if value not in allowed:
-                    raise ValueError(f"{name}: {value!r} is unknown; allowed: {', '.join(allowed)}")
+        super().__post_init__()
+        check_names("searches", self.searches, SEARCHES)
+        check_names("variants", self.variants, VARIANTS)
+        if self.model is not None and not Path(self.model, "config.json").is_file():
+            raise ValueError(f"model: {self.model!r} is not a folder with a model; it has no config.json")
+        if self.peer and self.model is None:
+            raise ValueError("peer: another toolkit translates with the weights of --model, which is missing")
 
 
 def measure_case(model: str | None, variant: str, beams: int, batch_size: int, sentences: int) -> dict:
@@ -106,10 +111,8 @@ def _peer_case(peer: Peer, arguments: TranslateArguments, sentences: int, beams:
 
 def run(arguments: TranslateArguments) -> None:
     """Measures and prints."""
-    peers = parse_peers(arguments.peer)
+    peers = parse_peers(arguments.peer, [name for name, peer in PEERS.items() if peer.can_translate])
     for peer in peers:
-        if arguments.model is None or not peer.can_translate:
-            raise ValueError(f"peer: {peer.name} cannot translate here; eole can, with the weights of --model")
         peer.prepare(arguments.model, arguments.threads)
     cases = {}
     for search in arguments.searches:

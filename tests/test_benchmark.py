@@ -244,6 +244,7 @@ def test_batches_for_translation_have_one_length():
     assert texts.test_sources(lengths, 4, 2) == [4, 7, 6, 9]
     assert texts.test_sources(lengths, 8, 2) == [0, 2, 4, 7, 1, 5, 6, 9]
     assert texts.test_sources(lengths, 3, 1) == [0, 1, 2]
+    assert texts.test_sources(lengths, 1, 2) == [1]
     with pytest.raises(ValueError, match="10 are too many; there are 4 batches of 2"):
         texts.test_sources(lengths, 10, 2)
 

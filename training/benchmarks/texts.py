@@ -74,7 +74,7 @@ def test_sources(lengths: list[int], number: int, size: int) -> list[int]:
 
     Args:
         lengths: of all test sentences, in tokens.
-        number: of sentences.
+        number: of sentences; of more than one batch, whole batches are taken.
     """
     if size == 1:
         return list(range(number))
@@ -87,7 +87,7 @@ def test_sources(lengths: list[int], number: int, size: int) -> list[int]:
     if len(groups) < wanted:
         raise ValueError(f"sentences: {number} are too many; there are {len(groups)} batches of {size} of one length")
     step = len(groups) / wanted
-    return [row for index in range(wanted) for row in groups[int((index + 0.5) * step)]]
+    return [row for index in range(wanted) for row in groups[int((index + 0.5) * step)]][:number]
 
 
 def batches(name: str, number: int, size: int) -> list[dict[str, torch.Tensor]]:

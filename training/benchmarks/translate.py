@@ -42,7 +42,9 @@ class TranslateArguments(CommonArguments):
         default_factory=lambda: list(SEARCHES), metadata={"help": f"of {', '.join(map(repr, SEARCHES))}"}
     )
     variants: list[str] = field(default_factory=lambda: list(VARIANTS), metadata={"help": f"of {', '.join(VARIANTS)}"})
-    sentences: int = field(default=256, metadata={"help": "in batches of 64; one by one, a quarter of it"})
+    sentences: int = field(
+        default=256, metadata={"help": "in whole batches of 64; one by one a quarter of it, at least 10"}
+    )
     peer: list[str] = field(
         default_factory=list,
         metadata={
@@ -117,7 +119,7 @@ def run(arguments: TranslateArguments) -> None:
     cases = {}
     for search in arguments.searches:
         beams, batch_size = SEARCHES[search]
-        sentences = arguments.sentences if batch_size > 1 else max(1, arguments.sentences // 4)
+        sentences = arguments.sentences if batch_size > 1 else max(10, arguments.sentences // 4)
         options = {"beams": beams, "batch_size": batch_size, "sentences": sentences, "model": arguments.model}
         for variant in arguments.variants:
             cases[f"{search}, {variant}"] = partial(

@@ -82,7 +82,8 @@ class Int8Linear(nn.Module):
         if inputs.device.type != "cpu" or inputs.dtype != torch.float32:
             raise ValueError(
                 f"An int8 model computes on the CPU from float32, not on {inputs.device.type!r} from {inputs.dtype}; "
-                "there use the model as it was before quantization, or move this one back with model.to('cpu')."
+                "there use the model as it was before quantization, or move this one back with "
+                "model.to('cpu', torch.float32)."
             )
         rows = inputs.reshape(-1, self.in_features)
         scale = torch.linalg.vector_norm(rows, math.inf, dim=1, keepdim=True).clamp_(min=_SMALLEST_SCALE) / _LARGEST

@@ -267,7 +267,7 @@ def test_translations_are_measured(model, tmp_path):
     ("make", "message"),
     [
         (lambda: peers.parse_peers(["sockeye=/x"]), "'sockeye=/x'.*opennmt, eole"),
-        (lambda: translate.TranslateArguments(peer=["eole=/nowhere"]), "weights of --model, which is missing"),
+        (lambda: translate.TranslateArguments(peer=["eole=/nowhere"]), "give --model too"),
         (lambda: translate.TranslateArguments(model="/nowhere"), "'/nowhere' is not a folder with a model"),
         (lambda: translate.TranslateArguments(sentences=0), "sentences: 0 is not possible; it must be 1 or more"),
         (lambda: scaling.ScalingArguments(repeats=0), "repeats: 0 is not possible"),
@@ -283,10 +283,27 @@ def test_wrong_options(make, message):
         make()
 
 
-def test_unknown_benchmark(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["benchmark", "speed"])
-    with pytest.raises(SystemExit, match="'speed'; allowed: train, translate, scaling, attention, breakdown"):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["speed"], "error: 'speed' is unknown; allowed: train, translate, scaling, attention, breakdown"),
+        (["train", "--bogus", "1"], "error: --bogus 1: there is no such option"),
+        (["breakdown", "--attention_type", "foo"], "error: attention_type='foo'"),
+        (["scaling", "--attention_type", "foo"], "error: attention_type='foo'"),
+        (["translate", "--repeats", "0"], "error: repeats: 0 is not possible"),
+    ],
+)
+def test_wrong_command_lines(words, message, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["benchmark", *words])
+    with pytest.raises(SystemExit, match=message):
         benchmark.main()
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_help(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmark", *words])
+    benchmark.main()
+    assert "python -m training.benchmark train | translate" in capsys.readouterr().out
 
 
 def test_a_case_in_its_own_process():

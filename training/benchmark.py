@@ -34,19 +34,23 @@ CASES = {
 
 def main() -> None:
     """Reads the command line."""
-    command, *rest = sys.argv[1:] or [""]
+    command, *rest = sys.argv[1:] or ["--help"]
     if command == CASE:
         run_case(CASES[rest[0]], rest[1])
+    elif command in ("-h", "--help"):
+        print(__doc__.strip())
     elif command in COMMANDS:
         arguments_class, run = COMMANDS[command]
         parser = HfArgumentParser(arguments_class, prog=f"python -m {__package__}.benchmark {command}")
         try:
-            (arguments,) = parser.parse_args_into_dataclasses(rest)
+            arguments, unknown = parser.parse_args_into_dataclasses(rest, return_remaining_strings=True)
+            if unknown:
+                raise ValueError(f"{' '.join(unknown)}: there is no such option; --help lists them")
             run(arguments)
         except (ValueError, OSError) as error:
             sys.exit(f"error: {error}")
     else:
-        sys.exit(f"Unknown benchmark {command!r}; allowed: {', '.join(COMMANDS)}")
+        sys.exit(f"error: {command!r} is unknown; allowed: {', '.join(COMMANDS)}")
 
 
 if __name__ == "__main__":

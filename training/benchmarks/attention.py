@@ -35,7 +35,7 @@ class AttentionArguments(PositiveNumbers):
 
     score: str = field(default="general", metadata={"help": "attention_type of the decoding steps"})
     batch_size: int = field(default=8, metadata={"help": "sentences that are decoded together"})
-    hidden_size: int = field(default=512, metadata={"help": "of the decoding steps"})
+    hidden_size: int = field(default=512, metadata={"help": "units of the decoder"})
     source_lengths: list[int] = field(default_factory=lambda: [200, 1000, 4000], metadata={"help": "in tokens"})
     steps: int = field(default=50, metadata={"help": "decoding steps in one measurement"})
     repeats: int = field(default=5, metadata={"help": "measurements, of which the median is shown"})

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from hf_attention_seq2seq import decoders
+from hf_attention_seq2seq import AttentionSeq2SeqConfig, decoders
 
 from ..memory import keep_freed_memory
 from .measure import CommonArguments, in_own_process, rounds, save, spread
@@ -62,8 +62,12 @@ class BreakdownArguments(CommonArguments):
 
     hidden_size: int = field(default=256, metadata={"help": "units of the decoder, and of both encoder directions"})
     attention_type: str = field(default="general", metadata={"help": "the score"})
-    steps: int = field(default=20, metadata={"help": "of one measurement, after a warm-up"})
-    batch_size: int = field(default=64, metadata={"help": "sentences"})
+    steps: int = field(default=20, metadata={"help": "steps that are measured, after the warm-up"})
+    batch_size: int = field(default=64, metadata={"help": "sentences in a batch"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        AttentionSeq2SeqConfig(attention_type=self.attention_type)  # says what is allowed
 
 
 def kind_of(operator: str) -> str:

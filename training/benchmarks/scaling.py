@@ -39,8 +39,12 @@ WITH_FEWER_ROWS = {"source", "target"}  # long texts, in batches of 8
 class ScalingArguments(PositiveNumbers):
     """What to measure; everything else stays as in the configuration of `train`."""
 
-    ladders: list[str] = field(default_factory=lambda: list(LADDERS), metadata={"help": f"of {', '.join(LADDERS)}"})
-    tasks: list[str] = field(default_factory=lambda: ["train", "beam"], metadata={"help": "of train, beam"})
+    ladders: list[str] = field(
+        default_factory=lambda: list(LADDERS), metadata={"help": f"what grows: of {', '.join(LADDERS)}"}
+    )
+    tasks: list[str] = field(
+        default_factory=lambda: ["train", "beam"], metadata={"help": "what is done: of train, beam"}
+    )
     attention_type: str = field(default="general", metadata={"help": "the score"})
     repeats: int = field(default=CommonArguments.repeats, metadata={"help": "rounds"})
     output: str | None = field(default=None, metadata={"help": "JSON file for all measurements"})
@@ -49,6 +53,7 @@ class ScalingArguments(PositiveNumbers):
         super().__post_init__()
         check_names("ladders", self.ladders, LADDERS)
         check_names("tasks", self.tasks, ("train", "beam"))
+        AttentionSeq2SeqConfig(attention_type=self.attention_type)  # says what is allowed
 
 
 def measure_case(

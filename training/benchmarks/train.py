@@ -38,9 +38,11 @@ CASES = {
 class TrainArguments(CommonArguments):
     """What to measure."""
 
-    cases: list[str] = field(default_factory=lambda: list(CASES), metadata={"help": f"of {', '.join(CASES)}"})
-    steps: int = field(default=30, metadata={"help": "of one measurement, after a warm-up"})
-    batch_size: int = field(default=64, metadata={"help": "sentences"})
+    cases: list[str] = field(
+        default_factory=lambda: list(CASES), metadata={"help": f"which models: of {', '.join(CASES)}"}
+    )
+    steps: int = field(default=30, metadata={"help": "steps that are measured, after the warm-up"})
+    batch_size: int = field(default=64, metadata={"help": "sentences in a batch"})
     peer: list[str] = field(
         default_factory=list, metadata={"help": f"NAME=FOLDER of a virtual environment with it; of {', '.join(PEERS)}"}
     )

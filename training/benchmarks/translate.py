@@ -41,9 +41,11 @@ class TranslateArguments(CommonArguments):
     searches: list[str] = field(
         default_factory=lambda: list(SEARCHES), metadata={"help": f"of {', '.join(map(repr, SEARCHES))}"}
     )
-    variants: list[str] = field(default_factory=lambda: list(VARIANTS), metadata={"help": f"of {', '.join(VARIANTS)}"})
+    variants: list[str] = field(
+        default_factory=lambda: list(VARIANTS), metadata={"help": f"of {', '.join(map(repr, VARIANTS))}"}
+    )
     sentences: int = field(
-        default=256, metadata={"help": "in whole batches of 64; one by one a quarter of it, at least 10"}
+        default=256, metadata={"help": "how many, in whole batches of 64; one by one a quarter of it, at least 10"}
     )
     peer: list[str] = field(
         default_factory=list,
@@ -59,7 +61,7 @@ class TranslateArguments(CommonArguments):
         if self.model is not None and not Path(self.model, "config.json").is_file():
             raise ValueError(f"model: {self.model!r} is not a folder with a model; it has no config.json")
         if self.peer and self.model is None:
-            raise ValueError("peer: another toolkit translates with the weights of --model, which is missing")
+            raise ValueError("peer: give --model too; the other toolkit translates with its weights")
 
 
 def measure_case(model: str | None, variant: str, beams: int, batch_size: int, sentences: int) -> dict:

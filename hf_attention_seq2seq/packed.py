@@ -28,7 +28,7 @@ class PackedMatrix:
 
     def __init__(self, matrix: Tensor):
         # For two rows and more the order is the same, whatever their number.
-        self.matrix = torch.ops.mkldnn._reorder_linear_weight(matrix.detach(), 64)
+        self.matrix = torch.ops.mkldnn._reorder_linear_weight(matrix.detach().contiguous(), 64)
 
     def __call__(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
         """`inputs @ matrix.T + bias`, without gradients: `(..., inputs)` to `(..., outputs)`."""
@@ -40,7 +40,7 @@ def pack(matrix: Tensor, rows: int) -> PackedMatrix | None:
     The matrix packed for products with about `rows` rows; `None` where it would not pay or cannot be done: for a
     single row, a small matrix, another type than float32, or without an x86 processor and a torch that has oneDNN.
     """
-    return PackedMatrix(matrix.contiguous()) if rows > 1 and _can_be_packed(matrix) else None
+    return PackedMatrix(matrix) if rows > 1 and _can_be_packed(matrix) else None
 
 
 def single_row_product(inputs: Tensor, bias: Tensor | None = None, *, matrix: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def _packed_before(matrix: Tensor) -> PackedMatrix | None:
     probe = _probe(matrix)
     packed, before = _KEPT.get(matrix, (None, None))
     if packed is None or not torch.equal(before, probe):
-        packed = PackedMatrix(matrix.contiguous())
+        packed = PackedMatrix(matrix)
         _KEPT[matrix] = packed, probe
     return packed
 

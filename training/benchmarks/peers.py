@@ -32,10 +32,10 @@ def parse_peers(given: list[str], allowed: Iterable[str] | None = None) -> list[
     Raises:
         ValueError: an unknown name, or a folder without the toolkit's commands.
     """
+    names = list(PEERS if allowed is None else allowed)
     peers = []
     for text in given:
         name, _, folder = text.partition("=")
-        names = list(PEERS if allowed is None else allowed)
         if name not in names:
             raise ValueError(f"peer: {text!r} is not possible; allowed: NAME=FOLDER with NAME of {', '.join(names)}")
         peers.append(PEERS[name](Path(folder)))
@@ -48,6 +48,8 @@ class Peer:
     name: str
     program: str
     variables: dict[str, str] = {}
+    can_translate = False
+    sources: list[str]  # the pieces of each test sentence, a line each, from `prepare` on
 
     def __init__(self, environment: Path):
         self.command = str(environment / "bin" / self.program)
@@ -59,8 +61,6 @@ class Peer:
     def close(self) -> None:
         """Removes the files."""
         self._folder.cleanup()
-
-    can_translate = False
 
     def can_train(self, case: str) -> bool:
         """Whether there is a counterpart of this case of `train.CASES`."""
@@ -101,11 +101,11 @@ class Peer:
         One measurement: the difference between translating `sentences` sentences and one batch of them (of single
         sentences a tenth), so that start and loading do not count. `texts` are the pieces of each sentence.
         """
+        source, output = self.folder / "test.source", self.folder / "test.output"
+        rows = test_sources([len(line.split()) for line in self.sources], sentences, batch_size)
         results = []
         for number in (sentences, batch_size if sentences > batch_size > 1 else max(1, sentences // 10)):
-            source, output = self.folder / "test.source", self.folder / "test.output"
-            rows = test_sources([len(line.split()) for line in self.sources], sentences, batch_size)[:number]
-            source.write_text("".join(self.sources[row] for row in rows), encoding="utf-8")
+            source.write_text("".join(self.sources[row] for row in rows[:number]), encoding="utf-8")
             used = self._run(self.translation_command(source, output, beams, batch_size), threads)
             lines = output.read_text(encoding="utf-8").splitlines()
             tokens = sum(len(line.split()) + 1 for line in lines)  # and the end of the sentence
@@ -366,6 +366,10 @@ class Yoyodyne(Peer):
         numbers = (WARM_UP + steps, WARM_UP)
         return _difference(*(self._epoch(pairs[: number * batch_size], batch_size, threads) for number in numbers))
 
+    def training_command(self) -> list[str]:
+        """See `Peer`."""
+        return [self.command, "fit", "--config"]
+
     def _epoch(self, pairs: list[tuple[str, str]], batch_size: int, threads: int) -> dict:
         lines = "".join(f"{source}\t{target}\n" for source, target in pairs)
         (self.folder / "train.tsv").write_text(lines, encoding="utf-8")
@@ -400,8 +404,7 @@ class Yoyodyne(Peer):
                 "batch_size": batch_size,
             },
         }
-        (self.folder / "train.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        used = self._run([self.command, "fit", "--config", "train.yaml"], threads)
+        used = self._train(config, threads)
         return {**used, "tokens": sum(len(target.split()) + 1 for _, target in pairs)}
 
 

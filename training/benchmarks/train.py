@@ -61,6 +61,14 @@ def build(text: str, **fields) -> AttentionSeq2SeqForConditionalGeneration:
     return AttentionSeq2SeqForConditionalGeneration(config)
 
 
+def learn(loss: torch.Tensor, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """The backward pass and the optimiser's part of a step, with clipped gradients."""
+    loss.backward()
+    clip_grad_norm_(model.parameters(), 5.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def measure_case(text: str, steps: int, batch_size: int, **fields) -> dict:
     """One measurement: `steps` steps of Adam with clipped gradients, in float32."""
     keep_freed_memory()
@@ -69,10 +77,7 @@ def measure_case(text: str, steps: int, batch_size: int, **fields) -> dict:
     parts = batches(text, WARM_UP + steps, batch_size)
 
     def step(batch: dict[str, torch.Tensor]) -> int:
-        model(**batch, output_logits=False).loss.backward()
-        clip_grad_norm_(model.parameters(), 5.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(model(**batch, output_logits=False).loss, model, optimizer)
         return int((batch["labels"] != -100).sum())
 
     for batch in parts[:WARM_UP]:

@@ -32,6 +32,8 @@ SEARCHES = {"greedy, batch": (1, 64), "beam 5, batch": (5, 64), "greedy, single"
 # Each variant: whether the weights are int8, and whether the library's own search is used.
 VARIANTS = {"float32": (False, False), "int8": (True, False), "float32, library's search": (False, True)}
 
+TRANSLATING = [name for name, peer in PEERS.items() if peer.can_translate]
+
 
 @dataclass
 class TranslateArguments(CommonArguments):
@@ -50,7 +52,8 @@ class TranslateArguments(CommonArguments):
     peer: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "NAME=FOLDER of a virtual environment with it, to translate with the weights of `model`; eole"
+            "help": "NAME=FOLDER of a virtual environment with it, to translate with the weights of `model`; of "
+            + ", ".join(TRANSLATING)
         },
     )
 
@@ -65,9 +68,7 @@ class TranslateArguments(CommonArguments):
 
 
 def measure_case(model: str | None, variant: str, beams: int, batch_size: int, sentences: int) -> dict:
-    """
-    One measurement from test sentences to the pieces of their translations, `texts`.
-    """
+    """One measurement from test sentences to the pieces of their translations, `texts`."""
     if model is None:
         own, network = tokenizer(MULTI30K), build(MULTI30K, attention_type="general").eval()
         network.lm_head.bias.data[network.config.eos_token_id] = -100.0  # all sentences get the same length
@@ -80,7 +81,7 @@ def measure_case(model: str | None, variant: str, beams: int, batch_size: int, s
     rows = test_sources([len(ids) for ids in own(sources)["input_ids"]], sentences, batch_size)
     sources = [sources[row] for row in rows]
     ending = network.config.eos_token_id
-    texts: dict[int, str] = {}
+    texts: list[str] = []
 
     def translate(sources: list[str]) -> int:
         encoded = [torch.tensor(ids) for ids in own(sources)["input_ids"]]
@@ -94,10 +95,12 @@ def measure_case(model: str | None, variant: str, beams: int, batch_size: int, s
                 do_sample=False,
                 max_new_tokens=length,
             )
-            for row, (_, *made) in enumerate(outputs.tolist(), start):
+            lines = []
+            for _, *made in outputs.tolist():
                 words = made[: made.index(ending)] if ending in made else made
                 tokens += min(len(words) + 1, len(made))
-                texts[row] = " ".join(own.target_tokenizer.convert_ids_to_tokens(words))
+                lines.append(" ".join(own.target_tokenizer.convert_ids_to_tokens(words)))
+            texts[start : start + batch_size] = lines
         return tokens
 
     operations = count_operations(lambda: translate(sources))
@@ -106,7 +109,7 @@ def measure_case(model: str | None, variant: str, beams: int, batch_size: int, s
     network.use_library_search = library_search
     translate(sources[:batch_size])
     result = measure(lambda: translate(sources), operations)
-    return {**result, "texts": [text for _, text in sorted(texts.items())]}
+    return {**result, "texts": texts}
 
 
 def _peer_case(peer: Peer, arguments: TranslateArguments, sentences: int, beams: int, batch_size: int) -> dict:
@@ -115,7 +118,7 @@ def _peer_case(peer: Peer, arguments: TranslateArguments, sentences: int, beams:
 
 def run(arguments: TranslateArguments) -> None:
     """Measures and prints."""
-    peers = parse_peers(arguments.peer, [name for name, peer in PEERS.items() if peer.can_translate])
+    peers = parse_peers(arguments.peer, TRANSLATING)
     for peer in peers:
         peer.prepare(arguments.model, arguments.threads)
     cases = {}
